@@ -1,0 +1,85 @@
+"""The child process that serves one GGUF model on the loopback interface until its parent ends.
+
+Run as `python -m lemon_jax.backends.llama_server`; `embedded.py` starts and stops it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+KEY_VARIABLE = "LEMON_LLAMA_SERVER_KEY"
+_PR_SET_PDEATHSIG = 1  # linux/prctl.h
+
+
+def main() -> None:
+    """Serve until killed; write the address to `--address-file` once the model is loaded."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--address-file", required=True, type=Path)
+    parser.add_argument("--parent", required=True, type=int)
+    parser.add_argument("--slots", required=True, type=int)
+    parser.add_argument("--ctx", required=True, type=int, help="tokens of context of each slot")
+    parser.add_argument("--threads", required=True, type=int)
+    args = parser.parse_args()
+    die_with(args.parent)
+    # Imported late: a parent that is gone, or a wrong argument, must not cost loading the library.
+    import xllamacpp
+
+    server = xllamacpp.Server(_params(xllamacpp.CommonParams(), args))
+    temporary = args.address_file.with_suffix(".tmp")
+    temporary.write_text(server.listening_address)
+    temporary.replace(args.address_file)
+    while True:
+        time.sleep(3600)
+
+
+def die_with(parent: int) -> None:
+    """End this process when `parent` ends, even by SIGKILL.
+
+    The kernel's signal comes at once but exists only on Linux; the watching thread works anywhere
+    and also covers a parent that died before the signal was armed.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
+    threading.Thread(target=_watch, args=(parent,), daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1.0)
+    os._exit(1)
+
+
+def _params(params: Any, args: argparse.Namespace) -> Any:
+    params.model.path = args.model
+    params.hostnames = ["127.0.0.1"]
+    params.port = 0  # the system chooses a free one while binding, so nobody can take it first
+    # Without a key any web page open on this machine could use the server.
+    params.api_keys = [os.environ.pop(KEY_VARIABLE)]
+    params.ui = False
+    params.endpoint_slots = False
+    params.n_parallel = args.slots
+    params.n_ctx = args.ctx * args.slots  # the server divides it among the slots
+    params.kv_unified = False  # a slot's context must not depend on what the others hold
+    params.fit_params = False  # the context asked for, or a clear failure
+    params.cpuparams.n_threads = args.threads
+    params.cpuparams_batch.n_threads = args.threads
+    params.cpuparams.poll = 0  # idle threads sleep: the cores belong to another server or to training
+    params.cpuparams_batch.poll = 0
+    params.cache_ram_mib = 0  # prompts differ too much from task to task to keep them in memory
+    params.verbosity = 2  # warnings and errors
+    return params
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""The backends of one worker file, opened when first used and closed together."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from lemon_jax.backends.download import resolve_model
+from lemon_jax.backends.embedded import EmbeddedBackend
+from lemon_jax.backends.gate import ExclusiveGate
+from lemon_jax.backends.gguf_header import read_gguf_header
+from lemon_jax.backends.model_files import PRESETS, Progress, file_digest
+from lemon_jax.backends.openai import OpenAIBackend, is_local
+from lemon_jax.backends.scripted import ScriptedBackend
+from lemon_jax.backends.types import Backend
+from lemon_jax.backends.workers import CapacityConfig, ModelConfig, WorkerConfig
+from lemon_jax.errors import LemonError
+
+
+class WorkerPool:
+    """Async context manager over the backends that a worker file names.
+
+    All embedded servers of a pool share one gate: they never compute at the same time.
+    """
+
+    def __init__(self, config: WorkerConfig, on_progress: Progress | None = None) -> None:
+        self.config = config
+        self._on_progress = on_progress
+        self._gate = ExclusiveGate()
+        self._backends: dict[str, Backend] = {}
+
+    async def __aenter__(self) -> WorkerPool:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Close every backend, even if closing one fails."""
+        failure: Exception | None = None
+        while self._backends:
+            _, backend = self._backends.popitem()
+            try:
+                await backend.aclose()
+            except Exception as e:
+                failure = e
+        if failure is not None:
+            raise failure
+
+    def backend(self, model: str) -> Backend:
+        """The backend of `[models.<model>]`.
+
+        Raises:
+            LemonError: its key's environment variable is not set, or its file cannot be read.
+        """
+        if model not in self._backends:
+            self._backends[model] = self._open(self.config.models[model])
+        return self._backends[model]
+
+    def capacity(self, level: str) -> CapacityConfig:
+        """The model, price, samples and limits of "small", "medium" or "large"."""
+        return self.config.capacities[level]
+
+    def identity(self, level: str) -> str:
+        """The identity of the weights that answer at this capacity."""
+        return self.backend(self.capacity(level).model).identity
+
+    async def check(self) -> None:
+        """Find out before a run whether its workers can be reached; downloads and starts nothing.
+
+        Raises:
+            LemonError: a server is unreachable or refuses the key, a local file is unusable, or the
+                embedded engine is not installed.
+        """
+        for name in dict.fromkeys(c.model for c in self.config.capacities.values()):
+            model = self.config.models[name]
+            if model.backend == "openai":
+                await self._check_server(model)
+            elif model.backend == "embedded":
+                if importlib.util.find_spec("xllamacpp") is None:
+                    raise LemonError(
+                        f"{self.config.source}: models.{name}: the package xllamacpp is not installed; "
+                        'run `pip install xllamacpp`, or use backend = "openai"'
+                    )
+                if model.path is not None:
+                    read_gguf_header(model.path)
+
+    def _open(self, model: ModelConfig) -> Backend:
+        if model.backend == "scripted":
+            return ScriptedBackend(identity=f"scripted:1:{model.name}")
+        if model.backend == "openai":
+            key = self._api_key(model)
+            return OpenAIBackend(model.base_url, model.model, key, max_concurrency=model.slots)
+        return self._open_embedded(model)
+
+    def _open_embedded(self, model: ModelConfig) -> Backend:
+        locate: Callable[[Progress], Path]
+        if model.preset is not None:
+            preset = PRESETS[model.preset]
+            locate, digest = partial(resolve_model, preset), preset.sha256
+        else:
+            path = model.path
+            assert path is not None  # the worker file's check: path or preset
+            try:
+                digest = file_digest(path)
+            except OSError as e:
+                raise LemonError(
+                    f"{self.config.source}: models.{model.name}.path: cannot read {path}: {e.strerror}"
+                ) from None
+
+            def locate(progress: Progress) -> Path:
+                return path
+
+        return EmbeddedBackend(
+            model.name,
+            locate,
+            f"gguf:{digest[:16]}",
+            self._gate,
+            slots=model.slots,
+            context=model.context,
+            threads=model.threads,
+            deterministic=model.deterministic,
+            on_progress=self._on_progress,
+        )
+
+    def _api_key(self, model: ModelConfig) -> str | None:
+        if model.api_key_env is None:
+            return None
+        key = os.environ.get(model.api_key_env, "").strip()
+        if not key:
+            raise LemonError(
+                f"{self.config.source}: models.{model.name}.api_key_env: the environment variable "
+                f"{model.api_key_env} is not set"
+            )
+        return key
+
+    async def _check_server(self, model: ModelConfig) -> None:
+        where = f"{self.config.source}: models.{model.name}.base_url: {model.base_url}"
+        key = self._api_key(model)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        try:
+            async with httpx.AsyncClient(timeout=10.0, trust_env=not is_local(model.base_url)) as client:
+                response = await client.get(model.base_url.rstrip("/") + "/models", headers=headers)
+        except (httpx.HTTPError, httpx.InvalidURL) as e:
+            raise LemonError(
+                f"{where}: cannot reach the server ({type(e).__name__}); start it or correct the address"
+            ) from None
+        if response.status_code in (401, 403):
+            named = f"the key in {model.api_key_env}" if key else "requests without a key; set api_key_env"
+            raise LemonError(f"{where}: the server refuses {named} (HTTP {response.status_code})")
+        if response.status_code >= 500:
+            raise LemonError(f"{where}: the server is not ready (HTTP {response.status_code})")
+        # Any other reply comes from something that listens; not every server lists its models.

@@ -1,0 +1,160 @@
+"""The keys of a worker file: types, ranges, and where each may stand."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+
+from lemon_jax.backends.model_files import PRESETS
+from lemon_jax.backends.wire import redact
+from lemon_jax.errors import LemonError
+
+LEVELS = ("small", "medium", "large")
+BACKENDS = ("openai", "embedded", "scripted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Key:
+    expected: str
+    fits: Callable[[Any], bool]
+    required: bool = False
+
+
+def _text(required: bool = False) -> _Key:
+    return _Key(expected="a text", fits=lambda v: isinstance(v, str) and bool(v.strip()), required=required)
+
+
+def _integer(low: int, high: int) -> _Key:
+    return _Key(
+        expected=f"an integer from {low} to {high}",
+        fits=lambda v: isinstance(v, int) and not isinstance(v, bool) and low <= v <= high,
+    )
+
+
+def _number(high: float = math.inf, required: bool = False) -> _Key:
+    bound = "" if high == math.inf else f" and at most {high:g}"
+    return _Key(
+        expected=f"a number of at least 0{bound}",
+        fits=lambda v: (
+            isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= high and v < math.inf
+        ),
+        required=required,
+    )
+
+
+def _is_address(value: Any) -> bool:
+    """Whether it is an HTTP address; one with a user or password is refused: keys have their own place."""
+    try:
+        url = httpx.URL(value)
+    except (httpx.InvalidURL, TypeError):
+        return False
+    return url.scheme in ("http", "https") and bool(url.host) and not url.userinfo
+
+
+_URL = _Key(
+    expected='an address such as "http://localhost:8000/v1"',
+    fits=_is_address,
+    required=True,
+)
+_PRESET = _Key(expected=f"one of {', '.join(PRESETS)}", fits=lambda v: isinstance(v, str) and v in PRESETS)
+_FLAG = _Key(expected="true or false", fits=lambda v: isinstance(v, bool))
+_ANY = _Key(expected="", fits=lambda v: True)
+
+_KEYS: dict[str, dict[str, _Key]] = {
+    "openai": {
+        "backend": _ANY,
+        "base_url": _URL,
+        "model": _text(required=True),
+        "api_key_env": _text(),
+        "slots": _integer(1, 1024),
+    },
+    "embedded": {
+        "backend": _ANY,
+        "path": _text(),
+        "preset": _PRESET,
+        "slots": _integer(1, 64),
+        "context": _integer(256, 131072),
+        "threads": _integer(1, 512),
+        "deterministic": _FLAG,
+    },
+    "scripted": {"backend": _ANY},
+    "capacity": {
+        "model": _text(required=True),
+        "price": _number(required=True),
+        "samples": _integer(1, 64),
+        "temperature": _number(2.0),
+        "max_tokens": _integer(1, 131072),
+    },
+    "cost": {"generated": _number(), "prompt": _number(), "fixed_prefix": _number()},
+}
+
+
+class Faults:
+    """Collects what is wrong, so that one reading of the file reports everything."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+
+    @property
+    def count(self) -> int:
+        """Faults so far."""
+        return len(self._texts)
+
+    def add(self, text: str) -> None:
+        """Note one fault: key, what was found, what was expected."""
+        self._texts.append(text)
+
+    def unknown(self, where: str, table: dict[str, Any], allowed: Iterable[str], scope: str = "") -> None:
+        """Note every key of `table` that is not allowed there."""
+        for key in table:
+            if key not in set(allowed):
+                name = f"{where}.{key}" if where else key
+                self.add(
+                    f"{name}: unknown key{scope}, expected {', '.join(allowed)}{self.close(key, allowed)}"
+                )
+
+    def close(self, word: str, known: Iterable[str]) -> str:
+        """A hint for a misspelt word, or nothing."""
+        near = difflib.get_close_matches(word, list(known), n=1)
+        return f" (did you mean {near[0]}?)" if near else ""
+
+    def tables(self, key: str, data: dict[str, Any]) -> dict[str, Any]:
+        """The sub-tables of `[key]`; noted as a fault where there are none."""
+        value = data.get(key)
+        if isinstance(value, dict) and value:
+            return value
+        self.add(f"{key}: expected tables [{key}.NAME], found {'nothing' if not value else repr(value)[:40]}")
+        return {}
+
+    def raise_any(self, source: str) -> None:
+        """Raise LemonError with all faults, if there are any."""
+        if self._texts:
+            raise LemonError(f"{source}: " + "; ".join(self._texts))
+
+
+def check_table(where: str, table: Any, kind: str, faults: Faults) -> dict[str, Any]:
+    """The sound values of one table; unknown, missing and unfit keys are noted in `faults`."""
+    keys = _KEYS[kind]
+    if not isinstance(table, dict):
+        faults.add(f"{where}: expected a table, found {table!r:.40}")
+        return {}
+    scope = f' for backend = "{kind}"' if kind in BACKENDS else ""
+    faults.unknown(where, table, keys, scope)
+    for name, key in keys.items():
+        if key.required and name not in table:
+            faults.add(f"{where}.{name}: missing, expected {key.expected}")
+    sound = {}
+    for name, value in table.items():
+        if name not in keys:
+            continue
+        if keys[name].fits(value):
+            sound[name] = value
+        else:
+            found = redact(repr(value), None, 80)  # an address may hold a password
+            faults.add(f"{where}.{name}: found {found}, expected {keys[name].expected}")
+    return sound

@@ -1,0 +1,163 @@
+"""The worker file (TOML): which model answers at which capacity, at which price."""
+
+from __future__ import annotations
+
+import tomllib
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, Literal
+
+from lemon_jax.backends.worker_keys import BACKENDS, LEVELS, Faults, check_table
+from lemon_jax.errors import LemonError
+
+BackendName = Literal["openai", "embedded", "scripted"]
+SHIPPED = ("embedded", "scripted")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    """One `[models.NAME]` table. Keys that the backend does not use keep their defaults."""
+
+    name: str
+    backend: BackendName
+    base_url: str = ""
+    model: str = ""  # the server's name of the model
+    api_key_env: str | None = None  # the environment variable that holds the key, never the key
+    path: Path | None = None  # a local GGUF file; relative to the worker file
+    preset: str | None = None
+    slots: int = 8  # requests served at once
+    context: int = 2048  # tokens of one slot
+    threads: int | None = None  # None: the cores this process may use
+    deterministic: bool = False  # one slot and no prompt cache: no reply depends on another
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityConfig:
+    """One `[capacities.LEVEL]` table."""
+
+    model: str
+    price: float  # cost units for a generated token
+    samples: int = 1
+    temperature: float = 0.0  # of the samples after the first, which is greedy
+    max_tokens: int = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class CostRates:
+    """Weights of the three kinds of tokens in the cost of a call, before its price."""
+
+    generated: float = 1.0
+    prompt: float = 0.25
+    fixed_prefix: float = 0.025  # prompt tokens of the role's fixed prefix, which servers cache
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerConfig:
+    """A checked worker file; `source` is its path or the name of a shipped one."""
+
+    source: str
+    models: dict[str, ModelConfig]
+    capacities: dict[str, CapacityConfig]
+    cost: CostRates
+
+
+def worker_config(name_or_path: str) -> WorkerConfig:
+    """The shipped worker file "embedded" or "scripted", or the one at a path.
+
+    Raises:
+        LemonError: no such file, or its faults, all in one message.
+    """
+    if name_or_path in SHIPPED:
+        text = (files("lemon_jax.backends") / "workers" / f"{name_or_path}.toml").read_text("utf-8")
+        return parse_worker_file(text, source=name_or_path, folder=Path())
+    return load_worker_file(Path(name_or_path))
+
+
+def load_worker_file(path: Path) -> WorkerConfig:
+    """Read and check a worker file. Raises: as `worker_config`."""
+    try:
+        text = path.read_text("utf-8")
+    except OSError as e:
+        raise LemonError(
+            f"{path}: cannot read the worker file: {e.strerror}; "
+            f"give a TOML file or one of {', '.join(SHIPPED)}"
+        ) from None
+    except UnicodeDecodeError as e:
+        raise LemonError(f"{path}: not UTF-8 text at byte {e.start}; save the file as UTF-8") from None
+    return parse_worker_file(text, source=str(path), folder=path.parent)
+
+
+def parse_worker_file(text: str, *, source: str, folder: Path) -> WorkerConfig:
+    """Check the text of a worker file; relative model paths start at `folder`.
+
+    Raises:
+        LemonError: every fault with its key, what was found and what was expected.
+    """
+    try:
+        data = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as e:
+        raise LemonError(f"{source}: not valid TOML: {e}") from None
+    faults = Faults()
+    faults.unknown("", data, ("models", "capacities", "cost"))
+    tables = faults.tables("models", data)
+    models = {
+        name: model
+        for name, table in tables.items()
+        if (model := _model(name, table, folder, faults)) is not None
+    }
+    # A capacity may name a faulty model: that model's own fault is enough.
+    capacities = _capacities(data, tables, models, faults)
+    cost = check_table("cost", data.get("cost", {}), "cost", faults)
+    faults.raise_any(source)
+    return WorkerConfig(source=source, models=models, capacities=capacities, cost=CostRates(**cost))
+
+
+def _model(name: str, table: Any, folder: Path, faults: Faults) -> ModelConfig | None:
+    where = f"models.{name}"
+    backend = table.get("backend") if isinstance(table, dict) else None
+    if backend not in BACKENDS:
+        faults.add(f"{where}.backend: found {backend!r}, expected one of {', '.join(BACKENDS)}")
+        return None
+    values = check_table(where, table, backend, faults)
+    if backend == "embedded":
+        if ("path" in table) == ("preset" in table):
+            faults.add(f"{where}: expected either path (a local GGUF file) or preset")
+        if values.get("deterministic") and values.setdefault("slots", 1) != 1:
+            faults.add(f"{where}.slots: found {values['slots']}, expected 1 with deterministic = true")
+        if "path" in values:
+            values["path"] = folder / Path(values["path"]).expanduser()
+    if backend == "openai":
+        values.setdefault("slots", 16)  # a server for many users, not this machine's cores
+    return ModelConfig(**({"name": name} | values))
+
+
+def _capacities(
+    data: dict[str, Any], named: dict[str, Any], models: dict[str, ModelConfig], faults: Faults
+) -> dict[str, CapacityConfig]:
+    tables = faults.tables("capacities", data)
+    faults.unknown("capacities", tables, LEVELS)
+    capacities = {}
+    for level in LEVELS:
+        where = f"capacities.{level}"
+        if level not in tables:
+            faults.add(f"{where}: missing; all of {', '.join(LEVELS)} are needed")
+            continue
+        before = faults.count
+        values = check_table(where, tables[level], "capacity", faults)
+        name = values.get("model")
+        if name is not None and name not in named:
+            faults.add(
+                f"{where}.model: found {name!r}, expected a name under [models]{faults.close(name, named)}"
+            )
+        if values.get("samples", 1) > 1 and values.get("temperature", 0.0) == 0.0:
+            faults.add(f"{where}.temperature: expected above 0 with samples > 1: equal samples only cost")
+        model = models.get(str(name))
+        if model and model.backend == "embedded" and values.get("max_tokens", 512) >= model.context:
+            faults.add(
+                f"{where}.max_tokens: expected below models.{name}.context = {model.context}, "
+                "which also holds the prompt"
+            )
+        if faults.count == before:
+            capacities[level] = CapacityConfig(**values)
+    return capacities

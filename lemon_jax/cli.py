@@ -1,0 +1,41 @@
+"""The `lemon` command."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from . import __version__
+from .errors import LemonError
+from .spec import cli as spec_cli
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code. A fault the user can mend is one line and code 2."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    args = _parser(words).parse_args(words)
+    try:
+        return args.func(args)
+    except LemonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser(words: list[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="lemon", description="Write, check and run multi-agent specs for a pool of LLM workers."
+    )
+    parser.add_argument("--version", action="version", version=f"lemon {__version__}")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    spec_cli.add_parser(subparsers)
+    if words[:1] != ["spec"]:
+        # Imported here, not above: checking a spec starts without the HTTP client that running one needs.
+        from .runtime import cli as runtime_cli
+
+        runtime_cli.add_parser(subparsers)
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,37 @@
+"""Where the tokens of prompt + completion lie, which positions they have, and who sees whom.
+
+Prompts are right-padded to P slots; the completion of every row starts at slot P, so that cached
+decoding writes all rows at one common slot. Rotary positions skip the padding, which the mask hides:
+
+    # prompt length 2, P = 4, completion of 2
+    # slot      0   1   2   3   4   5
+    # token     p0  p1  -   -   c0  c1
+    # position  0   1   2   3   2   3
+    # visible from slot 5: 1 1 0 0 1 1
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+
+def rope_positions(
+    prompt_lengths_B: Int[Array, " batch"], slots_T: Int[Array, " time"], prompt_slots: int
+) -> Int[Array, "batch time"]:
+    """Rotary position of each slot: the completion continues from the row's true prompt length."""
+    shift_B = prompt_slots - prompt_lengths_B
+    return jnp.where(slots_T[None, :] < prompt_slots, slots_T[None, :], slots_T[None, :] - shift_B[:, None])
+
+
+def attention_mask(
+    prompt_lengths_B: Int[Array, " batch"], slots_T: Int[Array, " time"], prompt_slots: int, num_slots: int
+) -> Bool[Array, "batch time slots"]:
+    """True where the query in slot t may read slot s: not later, and not prompt padding.
+
+    Completion padding needs no mask of its own: it comes after every real token of its row.
+    """
+    keys_S = jnp.arange(num_slots)
+    real_BxS = (keys_S[None, :] < prompt_lengths_B[:, None]) | (keys_S[None, :] >= prompt_slots)
+    causal_TxS = keys_S[None, :] <= slots_T[:, None]
+    return real_BxS[:, None, :] & causal_TxS[None, :, :]

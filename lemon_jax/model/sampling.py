@@ -1,0 +1,181 @@
+"""Sampling: one prefill a prompt, then cached decoding of its whole group until all have ended."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int, Key
+
+from lemon_jax.model.decoder import Decoder, KVCache
+from lemon_jax.model.layout import attention_mask, rope_positions
+
+
+class Samples(NamedTuple):
+    """B = N * group sampled completions; row n * group + g is sample g of prompt n.
+
+    `lengths` counts the end-of-sequence token; a row that ran out of steps has `finished` False.
+    Beyond its length a row holds token 0 and log-probability 0.
+    """
+
+    tokens_BxC: Int[Array, "batch completion"]
+    log_probs_BxC: Float[Array, "batch completion"]
+    lengths_B: Int[Array, " batch"]
+    finished_B: Bool[Array, " batch"]
+
+
+class _Loop(NamedTuple):
+    """What a decoding step hands to the next. `step` tokens of every row have been drawn."""
+
+    step: Array
+    token_B: Array
+    done_B: Array
+    samples: Samples
+    cache: KVCache
+
+
+def prefill(
+    decoder: Decoder,
+    prompts_NxP: Int[Array, "prompts slots"],
+    prompt_lengths_N: Int[Array, " prompts"],
+    *,
+    group: int,
+    max_new: int,
+) -> tuple[Float[Array, "batch dim"], KVCache]:
+    """The hidden state of each last prompt token and a cache of P + max_new slots, both repeated `group`
+    times: each prompt is computed once for its group."""
+    prompt_slots = prompts_NxP.shape[1]
+    slots = jnp.arange(prompt_slots)
+    hidden_NxPxD, cache = decoder(
+        prompts_NxP,
+        rope_positions(prompt_lengths_N, slots, prompt_slots),
+        attention_mask(prompt_lengths_N, slots, prompt_slots, prompt_slots),
+    )
+    last_NxD = jnp.take_along_axis(hidden_NxPxD, (prompt_lengths_N - 1)[:, None, None], axis=1)[:, 0]
+
+    def grow(x_NxKxPxE):
+        padded = jnp.pad(x_NxKxPxE, ((0, 0), (0, 0), (0, max_new), (0, 0)))
+        return jnp.repeat(padded, group, axis=0)
+
+    return jnp.repeat(last_NxD, group, axis=0), jax.tree.map(grow, cache)
+
+
+def inverse_cdf(
+    logits_BxV: Float[Array, "batch vocab"], uniform_B: Float[Array, " batch"]
+) -> Int[Array, " batch"]:
+    """The first token of each row whose cumulative probability exceeds `uniform` in [0, 1).
+
+    One random number a row and two short cumulative sums: on CPU 25 times faster than a Gumbel number
+    for every token of the vocabulary. Never returns a token of probability 0.
+    """
+    batch, vocab = logits_BxV.shape
+    width = math.isqrt(vocab - 1) + 1
+    blocks = -(-vocab // width)
+    p = jnp.exp(logits_BxV - jnp.max(logits_BxV, axis=-1, keepdims=True))
+    p = jnp.pad(p, ((0, 0), (0, blocks * width - vocab))).reshape(batch, blocks, width)
+
+    # First the block that holds the target, then the token inside it.
+    upto = jnp.cumsum(jnp.sum(p, axis=-1), axis=-1)
+    target_Bx1 = uniform_B[:, None] * upto[:, -1:]
+    block_Bx1 = jnp.sum(upto <= target_Bx1, axis=-1, keepdims=True)
+    before_Bx1 = jnp.where(
+        block_Bx1 > 0, jnp.take_along_axis(upto, jnp.maximum(block_Bx1 - 1, 0), axis=-1), 0
+    )
+    inside = jnp.take_along_axis(p, block_Bx1[:, :, None], axis=1)[:, 0]
+    index_B = jnp.sum(before_Bx1 + jnp.cumsum(inside, axis=-1) <= target_Bx1, axis=-1)
+    # The two sums round differently, so the target may lie a hair beyond the block's last token.
+    last_B = width - 1 - jnp.argmax(inside[:, ::-1] > 0, axis=-1)
+    return block_Bx1[:, 0] * width + jnp.minimum(index_B, last_B)
+
+
+def draw(
+    logits_BxV: Float[Array, "batch vocab"], row_keys_B: Array, step: Int[Array, ""] | int, temperature: float
+) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
+    """A token a row and its log-probability. Row b at a step draws with `fold_in(row_keys[b], step)`,
+    so that it depends on no other row. Temperature 0 takes the likeliest and reports it at temperature 1.
+    """
+    if temperature == 0:
+        tokens_B = jnp.argmax(logits_BxV, axis=-1)
+    else:
+        logits_BxV = logits_BxV / temperature
+        uniform_B = jax.vmap(lambda row_key: jax.random.uniform(jax.random.fold_in(row_key, step)))(
+            row_keys_B
+        )
+        tokens_B = inverse_cdf(logits_BxV, uniform_B)
+    chosen_B = jnp.take_along_axis(logits_BxV, tokens_B[:, None], axis=-1)[:, 0]
+    return tokens_B.astype(jnp.int32), chosen_B - jax.nn.logsumexp(logits_BxV, axis=-1)
+
+
+def _nothing_drawn(batch: int, steps: int) -> Samples:
+    return Samples(
+        tokens_BxC=jnp.zeros((batch, steps), jnp.int32),
+        log_probs_BxC=jnp.zeros((batch, steps), jnp.float32),
+        lengths_B=jnp.zeros((batch,), jnp.int32),
+        finished_B=jnp.zeros((batch,), bool),
+    )
+
+
+@partial(jax.jit, static_argnames=("group", "max_new", "temperature", "eos_id"))
+def sample(
+    decoder: Decoder,
+    prompts_NxP: Int[Array, "prompts slots"],
+    prompt_lengths_N: Int[Array, " prompts"],
+    key: Key[Array, ""],
+    *,
+    group: int,
+    max_new: int,
+    temperature: float,
+    eos_id: int,
+) -> Samples:
+    """`group` completions of each right-padded prompt, of at most `max_new` tokens.
+
+    Log-probabilities are fp32, in nats, of softmax(logits / temperature): those that
+    `scoring.completion_log_probs` gives at the same temperature. Temperature 0 is greedy, its
+    log-probabilities are those at temperature 1. Compiled once for each (N, P) and static arguments:
+    pad prompts to few bucket lengths. Raises ValueError for a group or max_new below 1, or a negative
+    temperature.
+    """
+    if group < 1 or max_new < 1 or temperature < 0:
+        raise ValueError(f"group {group} and max_new {max_new} must be >= 1, temperature {temperature} >= 0")
+    prompt_slots = prompts_NxP.shape[1]
+    num_slots = prompt_slots + max_new
+    hidden_BxD, cache = prefill(decoder, prompts_NxP, prompt_lengths_N, group=group, max_new=max_new)
+    prompt_lengths_B = jnp.repeat(prompt_lengths_N, group)
+    batch = prompt_lengths_B.shape[0]
+    row_keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
+
+    def record(
+        samples: Samples, done_B: Array, hidden_BxD: Array, step: Array | int
+    ) -> tuple[Samples, Array, Array]:
+        token_B, log_prob_B = draw(decoder.logits(hidden_BxD), row_keys_B, step, temperature)
+        token_B = jnp.where(done_B, 0, token_B)
+        log_prob_B = jnp.where(done_B, 0.0, log_prob_B)
+        ended_B = ~done_B & (token_B == eos_id)
+        samples = Samples(
+            tokens_BxC=samples.tokens_BxC.at[:, step].set(token_B),
+            log_probs_BxC=samples.log_probs_BxC.at[:, step].set(log_prob_B),
+            lengths_B=samples.lengths_B + (~done_B).astype(jnp.int32),
+            finished_B=samples.finished_B | ended_B,
+        )
+        return samples, token_B, done_B | ended_B
+
+    def body(loop: _Loop) -> _Loop:
+        slot = prompt_slots + loop.step - 1  # where the last drawn token goes
+        hidden_Bx1xD, cache = decoder(
+            loop.token_B[:, None],
+            rope_positions(prompt_lengths_B, slot[None], prompt_slots),
+            attention_mask(prompt_lengths_B, slot[None], prompt_slots, num_slots),
+            loop.cache,
+            slot,
+        )
+        samples, token_B, done_B = record(loop.samples, loop.done_B, hidden_Bx1xD[:, 0], loop.step)
+        return _Loop(step=loop.step + 1, token_B=token_B, done_B=done_B, samples=samples, cache=cache)
+
+    empty = _nothing_drawn(batch, max_new)
+    samples, token_B, done_B = record(empty, empty.finished_B, hidden_BxD, 0)
+    start = _Loop(step=jnp.int32(1), token_B=token_B, done_B=done_B, samples=samples, cache=cache)
+    end = jax.lax.while_loop(lambda loop: (loop.step < max_new) & ~jnp.all(loop.done_B), body, start)
+    return end.samples

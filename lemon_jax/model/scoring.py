@@ -1,0 +1,90 @@
+"""Log-probabilities of given completions, without ever holding [batch, time, vocabulary]."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int
+
+from lemon_jax.model.decoder import Decoder, project_logits
+from lemon_jax.model.layout import attention_mask, rope_positions
+
+
+def completion_hidden(
+    decoder: Decoder,
+    prompts_BxP: Int[Array, "batch prompt"],
+    prompt_lengths_B: Int[Array, " batch"],
+    completions_BxC: Int[Array, "batch completion"],
+) -> Float[Array, "batch completion dim"]:
+    """The hidden state that predicts each completion token: that of the token before it.
+
+    In the layout of cached decoding, so that both give the same numbers (see `layout`).
+    """
+    prompt_slots, steps = prompts_BxP.shape[1], completions_BxC.shape[1]
+    num_slots = prompt_slots + steps
+    slots = jnp.arange(num_slots)
+    hidden_BxSxD, _ = decoder(
+        jnp.concatenate([prompts_BxP, completions_BxC], axis=1),
+        rope_positions(prompt_lengths_B, slots, prompt_slots),
+        attention_mask(prompt_lengths_B, slots, prompt_slots, num_slots),
+    )
+    # The first token is predicted by the last true prompt token, which lies before the padding.
+    last_Bx1xD = jnp.take_along_axis(hidden_BxSxD, (prompt_lengths_B - 1)[:, None, None], axis=1)
+    return jnp.concatenate([last_Bx1xD, hidden_BxSxD[:, prompt_slots : num_slots - 1]], axis=1)
+
+
+def token_log_probs(
+    logits: Float[Array, "*shape vocab"], tokens: Int[Array, "*shape"], temperature: float
+) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
+    """log p(token) and the entropy -sum p log p, in nats, of softmax(logits / temperature)."""
+    log_probs = jax.nn.log_softmax(logits / temperature, axis=-1)
+    chosen = jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
+    return chosen, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+
+
+def completion_log_probs(
+    decoder: Decoder,
+    prompts_BxP: Int[Array, "batch prompt"],
+    prompt_lengths_B: Int[Array, " batch"],
+    completions_BxC: Int[Array, "batch completion"],
+    completion_lengths_B: Int[Array, " batch"],
+    *,
+    temperature: float = 1.0,
+    chunk: int = 64,
+) -> tuple[Float[Array, "batch completion"], Float[Array, "batch completion"]]:
+    """(log p(completion token | prompt, earlier tokens), entropy there): fp32, nats, 0 on padding.
+
+    Prompts and completions are right-padded, and every prompt has at least one token. `temperature`
+    (> 0) divides the logits, as in `sampling.sample`. Logits exist for `chunk` steps at a time, in the
+    forward and in the backward pass. Differentiable in `decoder`, and finite whatever the padding
+    holds, as long as its ids lie in the vocabulary. Raises ValueError for a temperature or chunk <= 0.
+    """
+    if temperature <= 0 or chunk <= 0:
+        raise ValueError(f"temperature {temperature} and chunk {chunk} must be positive")
+    batch, steps = completions_BxC.shape
+    hidden_BxCxD = completion_hidden(decoder, prompts_BxP, prompt_lengths_B, completions_BxC)
+    valid_BxC = jnp.arange(steps)[None, :] < completion_lengths_B[:, None]
+    # Where twice: cleaning only the result would let the padding's gradient through as 0 * inf.
+    hidden_BxCxD = jnp.where(valid_BxC[:, :, None], hidden_BxCxD, 0)
+
+    chunk = min(chunk, steps)
+    num_chunks = -(-steps // chunk)
+    fill = num_chunks * chunk - steps
+    head_VxD = decoder.head_weight()
+
+    # Recomputed in the backward pass, which would otherwise keep every chunk's logits.
+    @jax.checkpoint
+    def score(head_VxD, hidden_BxKxD, tokens_BxK):
+        return token_log_probs(project_logits(hidden_BxKxD, head_VxD), tokens_BxK, temperature)
+
+    def in_chunks(x):
+        x = jnp.pad(x, [(0, 0), (0, fill)] + [(0, 0)] * (x.ndim - 2))
+        return jnp.moveaxis(x.reshape(batch, num_chunks, chunk, *x.shape[2:]), 1, 0)
+
+    scores_NxBxK = jax.lax.map(
+        lambda xs: score(head_VxD, *xs), (in_chunks(hidden_BxCxD), in_chunks(completions_BxC))
+    )
+    log_probs, entropy = (
+        jnp.where(valid_BxC, jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :steps], 0.0) for x in scores_NxBxK
+    )
+    return log_probs, entropy

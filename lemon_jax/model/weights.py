@@ -1,0 +1,168 @@
+"""Decoder weights as one safetensors file, and the digest that names a set of parameters."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import safetensors
+import safetensors.numpy
+from flax import nnx
+
+from lemon_jax.errors import LemonError
+from lemon_jax.model.config import DecoderConfig
+from lemon_jax.model.decoder import Decoder
+
+DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": np.dtype(np.float32)}
+HEADER_KEY = "lemon_jax"
+FILE_DTYPES = {"bfloat16": "BF16", "float32": "F32"}  # as the safetensors header spells them
+
+Path_ = str | os.PathLike[str]
+
+
+def named_params(decoder_or_state: Decoder | nnx.State) -> dict[str, Any]:
+    """All parameters by dotted name ("layers.0.attention.q"), in name order."""
+    state = (
+        nnx.state(decoder_or_state, nnx.Param) if isinstance(decoder_or_state, Decoder) else decoder_or_state
+    )
+    flat = {".".join(map(str, path)): leaf for path, leaf in nnx.to_flat_state(state)}
+    # An optimiser's or a merged state may hold bare arrays where a module holds Params.
+    return {
+        name: leaf.get_value() if isinstance(leaf, nnx.Variable) else leaf
+        for name, leaf in sorted(flat.items())
+    }
+
+
+def params_sha256(decoder_or_state: Decoder | nnx.State) -> str:
+    """SHA-256 over name, dtype, shape and little-endian bytes of every parameter, in name order."""
+    digest = hashlib.sha256()
+    for name, value in named_params(decoder_or_state).items():
+        array = np.asarray(value)
+        digest.update(f"{name} {array.dtype} {array.shape}\n".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    return digest.hexdigest()
+
+
+def save_weights(
+    path: Path_,
+    decoder: Decoder,
+    config: DecoderConfig,
+    dtype: Literal["bfloat16", "float32"] = "bfloat16",
+    metadata: Mapping[str, Any] | None = None,
+) -> None:
+    """Write the parameters, rounded to `dtype`, with the config and JSON-able `metadata`.
+
+    Atomic: `path` holds the old file or the whole new one, whenever the process dies.
+    """
+    arrays = {name: np.asarray(value).astype(DTYPES[dtype]) for name, value in named_params(decoder).items()}
+    header = {"config": config.to_dict(), "dtype": dtype, "metadata": dict(metadata or {})}
+    # One key: safetensors writes several in random order, and equal weights should be equal files.
+    data = safetensors.numpy.save(arrays, metadata={HEADER_KEY: json.dumps(header, sort_keys=True)})
+    path = Path(path)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _open(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+    """What `save_weights` put in the header, and the raw tensors {name: {"dtype", "shape", "data"}}."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise LemonError(f"{path}: cannot read the weights ({error.strerror}); check the path") from error
+    try:
+        tensors = dict(safetensors.deserialize(data))
+        # safetensors gives the metadata of files only; the header is 8 bytes of length, then JSON.
+        file_header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
+    except (safetensors.SafetensorError, ValueError) as error:
+        raise LemonError(
+            f"{path}: damaged or not a safetensors file ({error}; {len(data)} bytes); fetch or save it again"
+        ) from error
+    text = file_header.get("__metadata__", {}).get(HEADER_KEY)
+    try:
+        header = json.loads(text or "null")
+    except ValueError:
+        header = None
+    parts = ("config", "metadata")
+    if not isinstance(header, dict) or not all(isinstance(header.get(part), dict) for part in parts):
+        raise LemonError(
+            f"{path}: the header's {HEADER_KEY!r} is {text!r}, expected JSON with the objects "
+            f"{' and '.join(parts)}; the file was not written by save_weights"
+        )
+    return header, tensors
+
+
+def read_metadata(path: Path_) -> dict[str, Any]:
+    """The `metadata` that was saved with the weights. Raises `LemonError` as `load_weights` does."""
+    header, _ = _open(Path(path))
+    return header["metadata"]
+
+
+def _mismatches(
+    tensors: Mapping[str, Mapping[str, Any]], expected: Mapping[str, tuple[int, ...]], file_dtype: str
+) -> list[str]:
+    faults = [f"{name} is missing" for name in expected if name not in tensors]
+    faults += [f"{name} is unexpected" for name in sorted(tensors) if name not in expected]
+    for name in sorted(expected.keys() & tensors.keys()):
+        shape, found = tuple(tensors[name]["shape"]), tensors[name]["dtype"]
+        if shape != expected[name]:
+            faults.append(f"{name} has shape {shape}, expected {expected[name]}")
+        if found != file_dtype:
+            faults.append(f"{name} has dtype {found}, expected {file_dtype}")
+    return faults
+
+
+def load_weights(path: Path_) -> tuple[Decoder, DecoderConfig]:
+    """The decoder of a file by `save_weights`, with fp32 parameters, and its config.
+
+    Raises one `LemonError` that lists every tensor that is missing, unexpected, or of another shape or
+    dtype than the config and the header say; or one that names a file which is damaged.
+    """
+    path = Path(path)
+    header, tensors = _open(path)
+    try:
+        config = DecoderConfig.from_dict(header["config"])
+    except LemonError as error:
+        raise LemonError(f"{path}: {error}") from error
+    dtype = header.get("dtype")
+    if dtype not in DTYPES:
+        raise LemonError(f"{path}: the header's 'dtype' is {dtype!r}, expected one of {', '.join(DTYPES)}")
+
+    # Shapes without numbers: nothing is initialised only to be overwritten.
+    abstract = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
+    expected = {name: value.shape for name, value in named_params(abstract).items()}
+    faults = _mismatches(tensors, expected, FILE_DTYPES[dtype])
+    if faults:
+        raise LemonError(
+            f"{path}: {len(faults)} misfits between tensors and config: {'; '.join(faults)}; "
+            "save the weights again or correct the config"
+        )
+    graphdef, state = nnx.split(abstract)
+    arrays = {
+        name: jnp.asarray(
+            np.frombuffer(tensors[name]["data"], DTYPES[dtype]).reshape(shape).astype(np.float32)
+        )
+        for name, shape in expected.items()
+    }
+    filled = jax.tree_util.tree_map_with_path(lambda key_path, _: arrays[_dotted(key_path)], state)
+    return nnx.merge(graphdef, filled), config
+
+
+def _dotted(key_path: tuple[Any, ...]) -> str:
+    """The dotted name of a leaf of an nnx.State; its last key, inside the Param, is no part of it."""
+    return ".".join(str(key.key) for key in key_path if isinstance(key, jax.tree_util.DictKey))

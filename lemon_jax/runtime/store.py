@@ -1,0 +1,130 @@
+"""The call store: every worker call by its key, in SQLite.
+
+It is three things at once: the execution cache of the counterfactuals (an agent that an edit does
+not affect is looked up, not called again), the resume of an interrupted run, and the recording that
+can be shipped. A shipped recording holds keys (hashes) and replies, never the text of a task.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import lzma
+import sqlite3
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+
+from lemon_jax.backends import Reply, Request
+from lemon_jax.errors import LemonError
+
+RECORDING_FORMAT = "lemon-calls-1"
+
+
+def call_key(identity: str, request: Request) -> str:
+    """SHA-256 over the model's identity, the messages, the sampling parameters and the sample index."""
+    material = [
+        identity,
+        [[m.role, m.content] for m in request.messages],
+        request.max_tokens,
+        list(request.stop),
+        request.temperature if request.sample_index else 0.0,  # sample 0 is greedy whatever the capacity says
+        request.sample_index,
+    ]
+    return hashlib.sha256(json.dumps(material, ensure_ascii=True).encode()).hexdigest()
+
+
+class CallStore:
+    """Replies by key, and under which scope (such as "train:12") a key was first asked for.
+
+    The scope makes token accounting independent of interruptions: a step that is repeated after a
+    kill finds its own calls here and still counts them as its own.
+    """
+
+    def __init__(self, path: Path | None, recording: dict[str, Reply] | None = None):
+        self._recording = recording or {}
+        try:
+            self._db = sqlite3.connect(path if path is not None else ":memory:", isolation_level=None)
+            self._db.execute("pragma journal_mode=wal")
+            self._db.execute("pragma synchronous=normal")
+            self._db.execute(
+                "create table if not exists calls (key text primary key, scope text not null,"
+                " recorded integer not null, reply text not null)"
+            )
+        except sqlite3.DatabaseError as error:
+            raise LemonError(f"{path}: not a call store ({error}); move it away and run again") from error
+
+    def get(self, key: str, scope: str) -> Reply | None:
+        """The stored or recorded reply; a recorded one becomes part of this store under `scope`."""
+        row = self._db.execute("select reply from calls where key = ?", (key,)).fetchone()
+        if row is not None:
+            return Reply(**json.loads(row[0]))
+        reply = self._recording.get(key)
+        if reply is not None:
+            self._insert(key, scope, reply, recorded=True)
+        return reply
+
+    def put(self, key: str, scope: str, reply: Reply) -> None:
+        """Keep a reply of a backend. Failures are not kept: they are asked again."""
+        if reply.finish != "error":
+            self._insert(key, scope, reply, recorded=False)
+
+    def _insert(self, key: str, scope: str, reply: Reply, *, recorded: bool) -> None:
+        self._db.execute(
+            "insert or ignore into calls values (?, ?, ?, ?)",
+            (key, scope, int(recorded), json.dumps(asdict(reply), ensure_ascii=False)),
+        )
+
+    def origin(self, keys: Iterable[str]) -> dict[str, tuple[str, bool]]:
+        """For each stored key: the scope that first asked for it, and whether a recording answered."""
+        out = {}
+        for key in set(keys):
+            row = self._db.execute("select scope, recorded from calls where key = ?", (key,)).fetchone()
+            if row is not None:
+                out[key] = (row[0], bool(row[1]))
+        return out
+
+    def count(self, *, recorded: bool | None = None) -> int:
+        """Number of stored calls; with `recorded`, only those that a recording did or did not answer."""
+        if recorded is None:
+            return int(self._db.execute("select count(*) from calls").fetchone()[0])
+        query = "select count(*) from calls where recorded = ?"
+        return int(self._db.execute(query, (int(recorded),)).fetchone()[0])
+
+    def replies(self) -> dict[str, Reply]:
+        """All stored calls, in the order of their keys."""
+        rows = self._db.execute("select key, reply from calls order by key")
+        return {key: Reply(**json.loads(reply)) for key, reply in rows}
+
+    def close(self) -> None:
+        self._db.close()
+
+
+def write_recording(path: Path, replies: dict[str, Reply]) -> None:
+    """Save replies as xz-compressed JSON lines, sorted by key, so that equal contents are equal files."""
+    lines = [json.dumps({"format": RECORDING_FORMAT})]
+    for key in sorted(replies):
+        r = replies[key]
+        lines.append(
+            json.dumps([key, r.text, r.finish, r.prompt_tokens, r.generated_tokens], ensure_ascii=False)
+        )
+    part = path.with_name(path.name + ".part")
+    part.write_bytes(lzma.compress(("\n".join(lines) + "\n").encode(), preset=9))
+    part.replace(path)
+
+
+def read_recording(path: Path) -> dict[str, Reply]:
+    """Load a file of `write_recording`. Raises LemonError where it is damaged."""
+    try:
+        lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+        if json.loads(lines[0]) != {"format": RECORDING_FORMAT}:
+            raise ValueError(f"first line is {lines[0][:60]}")
+        rows = [json.loads(line) for line in lines[1:]]
+        return {
+            key: Reply(text=text, finish=finish, prompt_tokens=prompt, generated_tokens=generated)
+            for key, text, finish, prompt, generated in rows
+        }
+    except (OSError, lzma.LZMAError, EOFError, ValueError, IndexError) as error:
+        raise LemonError(
+            f"{path}: not a readable call recording ({error}); fetch it again, or run with --fresh"
+        ) from error

@@ -1,0 +1,44 @@
+"""The spec language: parse, check, repair, dump, edit.
+
+`parse` gives both verdicts on a text, `dump` its canonical form, `applicable` the edits whose
+contrasts train the policy, `order` and its kin the graph that the runtime executes.
+"""
+
+from .baselines import baselines
+from .dag import descendants, edges, layers, order
+from .dump import dump
+from .edits import FAMILIES, Edit, applicable
+from .errors import Issue, format_issue, format_path
+from .parse import Parsed, parse, parse_strict
+from .reader import MAX_AGENTS, MAX_BYTES, MAX_DEPTH
+from .roles import ROLES, BaseRole
+from .schema import json_schema
+from .types import CAPACITIES, VERSION, Agent, Spec
+
+__all__ = [
+    "CAPACITIES",
+    "FAMILIES",
+    "MAX_AGENTS",
+    "MAX_BYTES",
+    "MAX_DEPTH",
+    "ROLES",
+    "VERSION",
+    "Agent",
+    "BaseRole",
+    "Edit",
+    "Issue",
+    "Parsed",
+    "Spec",
+    "applicable",
+    "baselines",
+    "descendants",
+    "dump",
+    "edges",
+    "format_issue",
+    "format_path",
+    "json_schema",
+    "layers",
+    "order",
+    "parse",
+    "parse_strict",
+]

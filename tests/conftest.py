@@ -1,0 +1,25 @@
+"""JAX as strict as it can be, before anything imports it; and array types checked at run time.
+
+Only the environment is set here: tests of the parts that do not use JAX must not pay for importing it.
+"""
+
+import os
+
+import pytest
+from jaxtyping import install_import_hook
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["JAX_NUMPY_DTYPE_PROMOTION"] = "strict"
+os.environ["JAX_NUMPY_RANK_PROMOTION"] = "raise"
+_DEVICES = "--xla_force_host_platform_device_count=4"
+if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
+
+install_import_hook("lemon_jax.model", "beartype.beartype")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # nnx.State derives from a typing alias that beartype would rather see spelled otherwise.
+    config.addinivalue_line(
+        "filterwarnings", "ignore::beartype.roar.BeartypeDecorHintPep585DeprecationWarning"
+    )

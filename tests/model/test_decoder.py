@@ -1,0 +1,91 @@
+"""The decoder against its plain NumPy twin, and the layout it is used with."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy_decoder
+import pytest
+from flax import nnx
+from model_helpers import TINY, full_logits, random_decoder
+
+from lemon_jax.errors import LemonError
+from lemon_jax.model import (
+    PRESETS,
+    Decoder,
+    DecoderConfig,
+    attention_mask,
+    named_params,
+    rope_positions,
+)
+
+QWEN_SHAPE = DecoderConfig(
+    vocab_size=61, embed_dim=28, num_layers=2, num_heads=14, num_kv_heads=2, head_dim=4, mlp_dim=36,
+    rope_theta=1e6, norm_eps=1e-6, qkv_bias=True, tie_embeddings=True,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        QWEN_SHAPE,
+        dataclasses.replace(QWEN_SHAPE, tie_embeddings=False),
+        dataclasses.replace(QWEN_SHAPE, qkv_bias=False, num_kv_heads=14, rope_theta=1e4),
+    ],
+    ids=["tied", "untied", "no-bias-mha"],
+)
+def test_logits_equal_the_plain_numpy_decoder(config):
+    decoder = random_decoder(config)
+    tokens = np.random.default_rng(1).integers(0, config.vocab_size, 9)
+    expected = numpy_decoder.logits(named_params(decoder), config, tokens)
+    actual = np.asarray(full_logits(decoder, tokens))
+    assert np.ptp(expected) > 1  # a flat distribution would hide a wrong decoder
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+
+def test_layout_of_the_docstring():
+    lengths, slots = jnp.array([2]), jnp.arange(6)
+    assert rope_positions(lengths, slots, 4).tolist() == [[0, 1, 2, 3, 2, 3]]
+    mask = attention_mask(lengths, slots, 4, 6)
+    assert mask[0, 5].astype(int).tolist() == [1, 1, 0, 0, 1, 1]
+    assert mask[0, 0].astype(int).tolist() == [1, 0, 0, 0, 0, 0]
+
+
+def test_bfloat16_parameters_compute_in_bfloat16_but_give_fp32_logits():
+    decoder = random_decoder()
+    low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), decoder)
+    tokens = np.arange(7)
+    low_logits, logits = full_logits(low, tokens), full_logits(decoder, tokens)
+    assert low_logits.dtype == np.float32
+    assert np.abs(low_logits - logits).max() < 0.1 * np.ptp(logits)
+
+
+def test_initialisation_is_fp32_small_and_scales_residual_projections():
+    shallow = dataclasses.replace(TINY, num_layers=1)
+    params = jax.device_get(named_params(Decoder(shallow, rngs=nnx.Rngs(0))))
+    assert {value.dtype for value in params.values()} == {np.dtype(np.float32)}
+    assert np.std(params["embed"]) == pytest.approx(0.02, rel=0.05)
+    assert np.std(params["layers.0.mlp.down"]) == pytest.approx(0.02 / 2**0.5, rel=0.1)  # 2L = 2
+
+
+def test_compact_fits_its_budget():
+    shapes = nnx.eval_shape(lambda: Decoder(PRESETS["compact"], rngs=nnx.Rngs(0)))
+    count = sum(np.prod(value.shape) for value in named_params(shapes).values())
+    assert count == pytest.approx(9.2e6, rel=0.01)
+    assert 2 * count < 19 * 2**20
+
+
+def test_config_round_trip_and_faults():
+    assert DecoderConfig.from_dict(TINY.to_dict()) == TINY
+    values = TINY.to_dict() | {"heads": 3, "mlp_dim": "64"}
+    del values["vocab_size"]
+    with pytest.raises(LemonError, match=r"unknown key 'heads'; missing key 'vocab_size'; mlp_dim is '64'"):
+        DecoderConfig.from_dict(values)
+    for change, message in [
+        ({"num_heads": 3}, "not a multiple"),
+        ({"head_dim": 7}, "odd"),
+        ({"num_layers": 0}, "num_layers is 0"),
+    ]:
+        with pytest.raises(LemonError, match=message):
+            dataclasses.replace(TINY, **change)
