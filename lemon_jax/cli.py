@@ -20,6 +20,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except LemonError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        return 130  # as a shell reports a command that Ctrl-C ended
 
 
 def _parser(words: list[str]) -> argparse.ArgumentParser:
@@ -31,9 +33,11 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     spec_cli.add_parser(subparsers)
     if words[:1] != ["spec"]:
         # Imported here, not above: checking a spec starts without the HTTP client that running one needs.
+        from .report import cli as report_cli
         from .runtime import cli as runtime_cli
 
         runtime_cli.add_parser(subparsers)
+        report_cli.add_parser(subparsers)
     return parser
 
 

@@ -3,7 +3,14 @@
 from lemon_jax.runtime.calls import Call, Caller
 from lemon_jax.runtime.execution import AgentRun, Execution, Status, Usage, call_cost
 from lemon_jax.runtime.executor import Executor, Extract
-from lemon_jax.runtime.prompts import Input, Problem, TextProblem, build_messages, fixed_prefix, render_options
+from lemon_jax.runtime.prompts import (
+    Input,
+    Problem,
+    TextProblem,
+    build_messages,
+    fixed_prefix,
+    render_options,
+)
 from lemon_jax.runtime.store import CallStore, call_key, read_recording, write_recording
 
 __all__ = [

@@ -9,6 +9,11 @@ from dataclasses import dataclass
 from lemon_jax.backends import Message, Reply, Request, WorkerPool
 from lemon_jax.runtime.store import CallStore, call_key
 
+# What a call in flight brings those who wait for it: its reply, the failure that ended it, or None where
+# its sender was cancelled. All three as values: an exception set on a future that happens to have no
+# waiter would be reported as never retrieved.
+_Outcome = Reply | Exception | None
+
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
@@ -29,13 +34,17 @@ class Caller:
     """
 
     def __init__(
-        self, pool: WorkerPool, store: CallStore, *, on_live_call: Callable[[Request, Reply], None] | None = None
+        self,
+        pool: WorkerPool,
+        store: CallStore,
+        *,
+        on_live_call: Callable[[Request, Reply], None] | None = None,
     ):
         self.pool = pool
         self.store = store
         self.live_calls = 0
         self._on_live_call = on_live_call
-        self._in_flight: dict[str, asyncio.Future[Reply]] = {}
+        self._in_flight: dict[str, asyncio.Future[_Outcome]] = {}
 
     async def ask(
         self, requests: Sequence[Request], *, prefix: str | None = None, scope: str = ""
@@ -47,45 +56,74 @@ class Caller:
                 `finish == "error"` and no tokens.
             prefix: the text that the system message shares with all calls of its base role.
             scope: who asks, for the accounting (see CallStore).
+
+        Raises:
+            LemonError: the backend cannot serve at all; all who wait for the same call get it.
         """
         identity = self.pool.backend(requests[0].model).identity
         keys = [call_key(identity, request) for request in requests]
+        open_calls = dict(zip(keys, requests, strict=True))
+        replies: dict[str, Reply] = {}
+        while open_calls:
+            replies |= await self._round(open_calls, scope)
+            # A call whose sender was cancelled is left over, and asked again as this task's own.
+            open_calls = {key: request for key, request in open_calls.items() if key not in replies}
+        shared = await self._prefix_tokens(requests[0].model, prefix) if prefix else 0
+        return [_count(key, replies[key], shared) for key in keys]
+
+    async def _round(self, wanted: dict[str, Request], scope: str) -> dict[str, Reply]:
+        """Look up, send, and wait for what others have sent already; in that order, so that no two wait
+        for each other."""
         replies: dict[str, Reply] = {}
         missing: dict[str, Request] = {}
-        waiting: dict[str, asyncio.Future[Reply]] = {}
-        for key, request in zip(keys, requests, strict=True):
+        waiting: dict[str, asyncio.Future[_Outcome]] = {}
+        for key, request in wanted.items():
             if key in self._in_flight:
                 waiting[key] = self._in_flight[key]
             elif (reply := self.store.get(key, scope)) is not None:
                 replies[key] = reply
             else:
                 missing[key] = request
-        replies |= await self._send(missing, scope)
+        if missing:
+            replies |= await self._send(missing, scope)
         for key, future in waiting.items():
-            replies[key] = await future
-        shared = await self._prefix_tokens(requests[0].model, prefix) if prefix else 0
-        return [_count(key, replies[key], shared) for key in keys]
+            # Shielded: cancelling one who waits must not take the reply from the others.
+            outcome = await asyncio.shield(future)
+            if isinstance(outcome, Exception):
+                raise outcome
+            if outcome is not None:
+                replies[key] = outcome
+        return replies
 
     async def _send(self, missing: dict[str, Request], scope: str) -> dict[str, Reply]:
-        if not missing:
-            return {}
-        futures = {key: asyncio.get_running_loop().create_future() for key in missing}
-        self._in_flight |= futures
         keys, requests = list(missing), list(missing.values())
+        loop = asyncio.get_running_loop()
+        futures: dict[str, asyncio.Future[_Outcome]] = {key: loop.create_future() for key in missing}
+        self._in_flight |= futures
         out: dict[str, Reply] = {}
+
+        def settle(key: str, outcome: _Outcome) -> None:
+            del self._in_flight[key]
+            futures.pop(key).set_result(outcome)
+
+        unanswered: _Outcome = None
         try:
             async for index, reply in self.pool.backend(requests[0].model).generate(requests):
                 key = keys[index]
                 self.store.put(key, scope, reply)
                 self.live_calls += 1
                 out[key] = reply
+                settle(key, reply)
                 if self._on_live_call:
                     self._on_live_call(requests[index], reply)
+            unanswered = lost = Reply(text="", finish="error", error="the backend gave no reply")
+            out |= dict.fromkeys(futures, lost)
+        except Exception as failure:
+            unanswered = failure
+            raise
         finally:
-            for key, future in futures.items():
-                del self._in_flight[key]
-                lost = Reply(text="", finish="error", error="the backend gave no reply")
-                future.set_result(out.setdefault(key, lost))
+            for key in list(futures):
+                settle(key, unanswered)
         return out
 
     async def _prefix_tokens(self, model: str, prefix: str) -> int:

@@ -40,7 +40,12 @@ class Usage:
 
 
 def call_cost(
-    capacity: CapacityConfig, rates: CostRates, *, prompt_tokens: int, prefix_tokens: int, generated_tokens: int
+    capacity: CapacityConfig,
+    rates: CostRates,
+    *,
+    prompt_tokens: int,
+    prefix_tokens: int,
+    generated_tokens: int,
 ) -> float:
     """Cost of one call in units of a generated token at price 1.
 

@@ -17,6 +17,7 @@ from lemon_jax.runtime.tools import (
     extract_code,
     format_number,
     majority,
+    name_answer,
     nearest_option,
     run_program,
 )
@@ -39,11 +40,16 @@ class _Outcome:
 
 
 class Executor:
-    """Runs specs on a worker pool. One instance serves any number of concurrent executions."""
+    """Runs specs on a worker pool. One instance serves any number of concurrent executions.
 
-    def __init__(self, caller: Caller, extract: Extract):
+    `allow_unsandboxed` lets workers' programs run with the user's own rights where the machine cannot
+    isolate them; without it such a program raises LemonError.
+    """
+
+    def __init__(self, caller: Caller, extract: Extract, *, allow_unsandboxed: bool = False):
         self._caller = caller
         self._extract = extract
+        self._allow_unsandboxed = allow_unsandboxed
 
     async def execute(
         self,
@@ -64,7 +70,7 @@ class Executor:
                 agent = spec.agent(agent_id)
                 # The i-th agent that asks the very same takes sample index i: self-consistency would
                 # otherwise be one call repeated.
-                same = (agent.role, agent.duty, agent.capacity, agent.depends_on)
+                same = (agent.role, agent.duty, agent.capacity, frozenset(agent.depends_on))
                 repeat = repeats[same] = repeats.get(same, -1) + 1
                 waits = {parent: tasks[parent] for parent in agent.depends_on}
                 tasks[agent_id] = group.create_task(
@@ -150,27 +156,42 @@ class Executor:
 
     async def _outcome(self, role: BaseRole, problem: Problem, call: Call) -> _Outcome:
         text = call.reply.text.strip()
+        cut = call.reply.finish == "length"
         if not text:
             return _Outcome(text="", answer=None, status=Status.EMPTY, note="the worker replied with nothing")
-        if role.tool == "calculator":
+        if role.tool == "none":
+            answer = self._extract(problem, text)
+        else:
             try:
-                value = format_number(evaluate(text))
-            except CalculatorError as error:
-                return _Outcome(text=text, answer=None, status=Status.NO_ANSWER, note=f"calculator: {error}")
-            return _Outcome(text=f"{text}\nAnswer: {value}", answer=value, status=Status.OK)
-        if role.tool == "program":
-            result = await run_program(extract_code(text))
-            if result.value is None:
-                why = (result.stderr.strip().splitlines() or [result.status])[-1]
-                return _Outcome(text=text, answer=None, status=Status.NO_ANSWER, note=f"program: {why}")
-            return _Outcome(text=f"{text}\nAnswer: {result.value}", answer=result.value, status=Status.OK)
-        cut = call.reply.finish == "length"
+                answer = await self._tool_value(role, call.reply.text)
+            except _NoValueError as error:
+                why = f"{role.tool}: {error}" + ("; the reply was cut at its token limit" if cut else "")
+                return _Outcome(text=text, answer=None, status=Status.NO_ANSWER, note=why)
+            text = f"{text}\nAnswer: {answer}"
         return _Outcome(
             text=text,
-            answer=self._extract(problem, text),
+            answer=answer,
             status=Status.TRUNCATED if cut else Status.OK,
             note="the reply was cut at its token limit" if cut else "",
         )
+
+    async def _tool_value(self, role: BaseRole, text: str) -> str:
+        """The value of a reply handed to its role's tool. Raises _NoValueError with the reason."""
+        if role.tool == "calculator":
+            try:
+                return format_number(evaluate(text.strip()))
+            except CalculatorError as error:
+                raise _NoValueError(str(error)) from error
+        # Not stripped: a program that is indented throughout would lose its first line's indentation.
+        program = name_answer(extract_code(text))
+        result = await run_program(program, allow_unsandboxed=self._allow_unsandboxed)
+        if result.value is None:
+            raise _NoValueError(result.reason or result.status)
+        return result.value
+
+
+class _NoValueError(Exception):
+    """A tool made no value of a reply: a fault of the reply, and the agent's status says so."""
 
 
 @asynccontextmanager

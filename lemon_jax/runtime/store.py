@@ -42,16 +42,26 @@ class CallStore:
     """
 
     def __init__(self, path: Path | None, recording: dict[str, Reply] | None = None):
+        """Open, or create, the store at `path`; None keeps it in memory.
+
+        Raises:
+            LemonError: the file cannot be opened, or is something else.
+        """
         self._recording = recording or {}
         try:
             self._db = sqlite3.connect(path if path is not None else ":memory:", isolation_level=None)
+        except sqlite3.OperationalError as error:
+            raise LemonError(f"{path}: {error}; give a file in a folder that exists") from error
+        try:
             self._db.execute("pragma journal_mode=wal")
             self._db.execute("pragma synchronous=normal")
             self._db.execute(
                 "create table if not exists calls (key text primary key, scope text not null,"
                 " recorded integer not null, reply text not null)"
             )
+            self._db.execute("select key, scope, recorded, reply from calls limit 0")
         except sqlite3.DatabaseError as error:
+            self._db.close()
             raise LemonError(f"{path}: not a call store ({error}); move it away and run again") from error
 
     def get(self, key: str, scope: str) -> Reply | None:
@@ -83,6 +93,15 @@ class CallStore:
             if row is not None:
                 out[key] = (row[0], bool(row[1]))
         return out
+
+    def tokens(self, keys: Iterable[str]) -> int:
+        """Prompt and generated tokens of these stored calls, each counted once."""
+        total = 0
+        for key in set(keys):
+            row = self._db.execute("select reply from calls where key = ?", (key,)).fetchone()
+            reply = json.loads(row[0]) if row is not None else {}
+            total += (reply.get("prompt_tokens") or 0) + (reply.get("generated_tokens") or 0)
+        return total
 
     def count(self, *, recorded: bool | None = None) -> int:
         """Number of stored calls; with `recorded`, only those that a recording did or did not answer."""
@@ -116,7 +135,8 @@ def write_recording(path: Path, replies: dict[str, Reply]) -> None:
 def read_recording(path: Path) -> dict[str, Reply]:
     """Load a file of `write_recording`. Raises LemonError where it is damaged."""
     try:
-        lines = lzma.decompress(path.read_bytes()).decode().splitlines()
+        # Not splitlines(): JSON leaves U+2028 and its like in a reply as they are.
+        lines = lzma.decompress(path.read_bytes()).decode().rstrip("\n").split("\n")
         if json.loads(lines[0]) != {"format": RECORDING_FORMAT}:
             raise ValueError(f"first line is {lines[0][:60]}")
         rows = [json.loads(line) for line in lines[1:]]
@@ -124,7 +144,7 @@ def read_recording(path: Path) -> dict[str, Reply]:
             key: Reply(text=text, finish=finish, prompt_tokens=prompt, generated_tokens=generated)
             for key, text, finish, prompt, generated in rows
         }
-    except (OSError, lzma.LZMAError, EOFError, ValueError, IndexError) as error:
+    except (OSError, lzma.LZMAError, EOFError, ValueError, TypeError) as error:
         raise LemonError(
             f"{path}: not a readable call recording ({error}); fetch it again, or run with --fresh"
         ) from error

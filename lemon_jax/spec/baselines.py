@@ -19,7 +19,7 @@ def baselines(capacity: str = "medium") -> dict[str, Spec]:
 
     vanilla: one agent answers at once. cot: one reasons step by step. sc: five samples of cot and a
     majority vote (self-consistency). chain: solver, inspector, solver, each reading the one before.
-    complete: four agents, each reading all before it.
+    complete: three agents, each reading all before it.
     """
     solver, inspector = "math_solver", "inspector"
     return {
@@ -41,7 +41,6 @@ def baselines(capacity: str = "medium") -> dict[str, Spec]:
                 _agent(1, solver, capacity),
                 _agent(2, inspector, capacity, [1]),
                 _agent(3, solver, capacity, [1, 2]),
-                _agent(4, inspector, capacity, [1, 2, 3]),
             ]
         ),
     }

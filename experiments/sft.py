@@ -1,0 +1,151 @@
+"""Train the tokenizer and the warm-started policy that `checkpoints/warmstart` ships.
+
+    python experiments/sft.py --data DIR --out checkpoints/warmstart
+
+About 25 minutes on 2 cores. Prompts are the train splits of the benches and problems this project
+generates; specs come from the teacher, by default the sampler of lemon_jax/train/teacher.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import jax
+from flax import nnx
+
+from lemon_jax.bench import Task, generate, load
+from lemon_jax.errors import LemonError
+from lemon_jax.model import PRESETS, Decoder, params_sha256, train_tokenizer
+from lemon_jax.orchestrator import Orchestrator
+from lemon_jax.spec import dump
+from lemon_jax.train.sft import SFTConfig, encode_examples, train
+from lemon_jax.train.teacher import write_spec
+
+BENCHES = ("aqua", "multiarith")
+VOCAB_SIZE = 8000
+GENERATED = 600  # own problems of each kind, so that the policy does not only know two benches
+VALIDITY_SPECS = 200
+
+
+def main() -> int:
+    args = _arguments()
+    try:
+        _run(args)
+    except LemonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", type=Path, default=None, help="folder of the benchmark files (default: as run.py)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("checkpoints/warmstart"), help="policy folder to write"
+    )
+    parser.add_argument(
+        "--policy", choices=sorted(PRESETS), default="compact", help="decoder preset (compact)"
+    )
+    parser.add_argument("--steps", type=int, default=SFTConfig.steps, help=f"updates ({SFTConfig.steps})")
+    parser.add_argument(
+        "--batch", type=int, default=SFTConfig.batch, help=f"specs an update ({SFTConfig.batch})"
+    )
+    parser.add_argument("--specs-per-task", type=int, default=12, help="teacher's specs for each task (12)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of teacher, weights and order (0)")
+    parser.add_argument(
+        "--teacher",
+        default="sampler",
+        help="'sampler', or a worker file (or 'embedded') whose large capacity writes the specs (sampler)",
+    )
+    return parser.parse_args()
+
+
+def _run(args: argparse.Namespace) -> None:
+    start = time.monotonic()
+    datasets = [load(bench, data_dir=args.data) for bench in BENCHES]
+    for dataset in datasets:
+        if dataset.banner:
+            print(dataset.banner)
+    tasks = [task for dataset in datasets for task in dataset.train]
+    tasks += [*generate("choice", GENERATED, args.seed), *generate("number", GENERATED, args.seed)]
+    pairs = _pairs(tasks, args)
+    print(f"{len(tasks)} tasks, {len(pairs)} specs")
+
+    with tempfile.TemporaryDirectory() as folder:
+        texts = [t.prompt() for t in tasks] + [spec for _, spec in pairs]
+        tokenizer = train_tokenizer(texts, Path(folder) / "tokenizer.model", VOCAB_SIZE)
+    config = replace(PRESETS[args.policy], vocab_size=tokenizer.vocab_size)
+    policy = Orchestrator(
+        Decoder(config, rngs=nnx.Rngs(args.seed)), config, tokenizer, max_prompt=192, max_new=256
+    )
+    sft = SFTConfig(steps=args.steps, batch=args.batch, seed=args.seed)
+    losses: list[float] = []
+
+    def on_step(step: int, loss: float) -> None:
+        losses.append(loss)
+        if step % 20 == 0 or step == args.steps - 1:
+            spent = time.monotonic() - start
+            print(f"step {step + 1:4d}/{args.steps}  loss {loss:.4f} nats/token  {spent:6.0f} s", flush=True)
+
+    policy = train(policy, encode_examples(policy, pairs), sft, on_step)
+    manifest = {
+        "kind": "warm start",
+        "command": "python experiments/sft.py " + " ".join(sys.argv[1:]),
+        "preset": args.policy,
+        "seed": args.seed,
+        "steps": args.steps,
+        "batch": args.batch,
+        "teacher": args.teacher,
+        "data": {d.bench: {"source": d.source, "split": "train", "sha256": d.sha256} for d in datasets},
+        "final_loss": round(sum(losses[-20:]) / max(len(losses[-20:]), 1), 4),
+        "jax": jax.__version__,
+    }
+    policy.save(args.out, manifest)
+    # What is shipped is the rounded policy, so that is what is examined.
+    policy = Orchestrator.load(args.out)
+    valid = _validity(policy, tasks, args.seed)
+    manifest |= {
+        "valid_of_200": valid,
+        "params_sha256": params_sha256(policy.decoder),
+        "minutes": round((time.monotonic() - start) / 60, 1),
+    }
+    policy.save(args.out, manifest)
+    print(f"strictly valid: {valid} of {VALIDITY_SPECS} specs sampled at temperature 1")
+    print(json.dumps({"policy": str(args.out), "valid": valid, "of": VALIDITY_SPECS}))
+
+
+def _pairs(tasks: list[Task], args: argparse.Namespace) -> list[tuple[str, str]]:
+    rng = random.Random(f"teacher-{args.seed}")
+    if args.teacher == "sampler":
+        return [
+            (t.prompt(), dump(write_spec(t.question, t.options, rng)))
+            for t in tasks
+            for _ in range(args.specs_per_task)
+        ]
+    from lemon_jax.train.llm_teacher import llm_specs  # starts worker servers: only where asked for
+
+    specs = asyncio.run(llm_specs(tasks, args.teacher, per_task=args.specs_per_task))
+    return [(task.prompt(), dump(spec)) for task, spec in specs]
+
+
+def _validity(policy: Orchestrator, tasks: list[Task], seed: int) -> int:
+    chosen = random.Random(f"validity-{seed}").sample(tasks, VALIDITY_SPECS // 4)
+    texts = [t.prompt() for t in chosen]
+    rollouts = policy.write(texts, jax.random.key(seed), group=4)
+    return sum(r.valid for r in rollouts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

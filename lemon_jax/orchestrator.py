@@ -1,0 +1,198 @@
+"""The orchestrator policy: reads a task, writes specs, and knows which tokens it wrote them with."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from lemon_jax.errors import LemonError
+from lemon_jax.model import Decoder, DecoderConfig, Samples, Tokenizer, load_weights, sample, save_weights
+from lemon_jax.spec import Parsed, parse
+
+WEIGHTS_FILE = "policy.safetensors"
+TOKENIZER_FILE = "tokenizer.model"
+MANIFEST_FILE = "manifest.json"
+SEPARATOR = "\n\nSpec:\n"  # between the task and the spec
+PROMPT_BUCKET = 32  # prompt slots are a multiple of this, so that few shapes are compiled
+EVAL_BATCH = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rollout:
+    """One sampled spec. `token_ids` are the sampled ids (end token included) and are never re-encoded;
+    `log_probs` are those of the distribution that sampled them."""
+
+    prompt_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    log_probs: tuple[float, ...]
+    finished: bool
+    parsed: Parsed
+
+    @property
+    def text(self) -> str:
+        return self.parsed.text
+
+    @property
+    def valid(self) -> bool:
+        return self.finished and self.parsed.strict_ok
+
+
+class Orchestrator:
+    """A decoder with its tokenizer. `max_prompt` and `max_new` are in tokens."""
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        config: DecoderConfig,
+        tokenizer: Tokenizer,
+        *,
+        max_prompt: int = 256,
+        max_new: int = 320,
+    ):
+        if config.vocab_size != tokenizer.vocab_size:
+            raise LemonError(
+                f"the policy has a vocabulary of {config.vocab_size}, its tokenizer one of "
+                f"{tokenizer.vocab_size}; take both from the same policy folder"
+            )
+        self.decoder = decoder
+        self.config = config
+        self.tokenizer = tokenizer
+        self.max_prompt = max_prompt
+        self.max_new = max_new
+
+    @classmethod
+    def load(cls, folder: Path) -> Orchestrator:
+        """A policy folder: weights, tokenizer, manifest. Raises LemonError naming what is missing or damaged."""
+        if not folder.is_dir():
+            raise LemonError(f"{folder}: no such policy folder; train one with experiments/sft.py")
+        manifest = read_manifest(folder)
+        decoder, config = load_weights(folder / WEIGHTS_FILE)
+        tokenizer = Tokenizer(folder / TOKENIZER_FILE)
+        expected = manifest.get("tokenizer_sha256")
+        if expected and expected != tokenizer.sha256:
+            raise LemonError(
+                f"{folder / TOKENIZER_FILE}: SHA-256 {tokenizer.sha256[:12]}…, the manifest says "
+                f"{expected[:12]}…; restore the folder or train the policy again"
+            )
+        return cls(
+            decoder,
+            config,
+            tokenizer,
+            max_prompt=int(manifest.get("max_prompt", 256)),
+            max_new=int(manifest.get("max_new", 320)),
+        )
+
+    def save(self, folder: Path, manifest: dict[str, Any], *, dtype: str = "bfloat16") -> None:
+        """Write a policy folder that `load` reads."""
+        folder.mkdir(parents=True, exist_ok=True)
+        save_weights(folder / WEIGHTS_FILE, self.decoder, self.config, dtype=dtype)  # type: ignore[arg-type]
+        (folder / TOKENIZER_FILE).write_bytes(self.tokenizer.proto)
+        facts = {
+            "max_prompt": self.max_prompt,
+            "max_new": self.max_new,
+            "tokenizer_sha256": self.tokenizer.sha256,
+        }
+        text = json.dumps(manifest | facts, indent=2, ensure_ascii=False) + "\n"
+        (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
+
+    def prompt_ids(self, task_text: str) -> list[int]:
+        """bos, the task, the separator; a task too long for `max_prompt` loses its middle."""
+        tail = self.tokenizer.encode(SEPARATOR)
+        body = self.tokenizer.encode(task_text)
+        room = self.max_prompt - len(tail) - 1
+        if len(body) > room:
+            # The question's beginning and the options at its end say more about it than its middle.
+            body = body[: room - room // 2] + body[len(body) - room // 2 :]
+        return [self.tokenizer.bos_id, *body, *tail]
+
+    def prompt_slots(self, task_texts: Sequence[str]) -> int:
+        """The common padded prompt length for these tasks."""
+        longest = max((len(self.prompt_ids(text)) for text in task_texts), default=1)
+        return -(-longest // PROMPT_BUCKET) * PROMPT_BUCKET
+
+    def write(
+        self,
+        task_texts: Sequence[str],
+        key: jax.Array,
+        *,
+        group: int,
+        temperature: float = 1.0,
+        prompt_slots: int | None = None,
+        decoder: Decoder | None = None,
+    ) -> list[Rollout]:
+        """`group` specs for each task; rollout n * group + g is spec g of task n."""
+        prompts = [self.prompt_ids(text) for text in task_texts]
+        slots = prompt_slots or self.prompt_slots(task_texts)
+        padded_NxP, lengths_N = pad(prompts, slots, self.tokenizer.pad_id)
+        samples = sample(
+            decoder or self.decoder,
+            padded_NxP,
+            lengths_N,
+            key,
+            group=group,
+            max_new=self.max_new,
+            temperature=temperature,
+            eos_id=self.tokenizer.eos_id,
+        )
+        return self._rollouts(prompts, jax.tree.map(np.asarray, samples), group)
+
+    def write_greedy(
+        self, task_texts: Sequence[str], *, prompt_slots: int | None = None, decoder: Decoder | None = None
+    ) -> list[Rollout]:
+        """The likeliest spec for each task, token by token; in batches of one fixed shape."""
+        slots = prompt_slots or self.prompt_slots(task_texts)
+        out: list[Rollout] = []
+        for start in range(0, len(task_texts), EVAL_BATCH):
+            batch = list(task_texts[start : start + EVAL_BATCH])
+            filled = batch + [batch[-1]] * (EVAL_BATCH - len(batch))
+            rollouts = self.write(
+                filled, jax.random.key(0), group=1, temperature=0.0, prompt_slots=slots, decoder=decoder
+            )
+            out += rollouts[: len(batch)]
+        return out
+
+    def _rollouts(self, prompts: list[list[int]], samples: Samples, group: int) -> list[Rollout]:
+        out = []
+        for row, length in enumerate(samples.lengths_B):
+            ids = tuple(int(i) for i in samples.tokens_BxC[row, :length])
+            finished = bool(samples.finished_B[row])
+            out.append(
+                Rollout(
+                    prompt_ids=tuple(prompts[row // group]),
+                    token_ids=ids,
+                    log_probs=tuple(float(x) for x in samples.log_probs_BxC[row, :length]),
+                    finished=finished,
+                    parsed=parse(self.tokenizer.decode(ids[:-1] if finished else ids)),
+                )
+            )
+        return out
+
+
+def pad(rows: Sequence[Sequence[int]], slots: int, pad_id: int) -> tuple[np.ndarray, np.ndarray]:
+    """Right-padded ids [len(rows), slots] and their lengths. Raises ValueError for a row that is too long."""
+    out = np.full((len(rows), slots), pad_id, np.int32)
+    for i, row in enumerate(rows):
+        if len(row) > slots:
+            raise ValueError(f"row {i} has {len(row)} tokens, there are {slots} slots")
+        out[i, : len(row)] = row
+    return out, np.array([len(row) for row in rows], np.int32)
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a policy folder. Raises LemonError where it is missing or damaged."""
+    path = folder / MANIFEST_FILE
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise LemonError(
+            f"{path}: cannot read the policy's manifest ({error}); restore the folder"
+        ) from error
+    if not isinstance(manifest, dict):
+        raise LemonError(f"{path}: expected a JSON object; restore the folder")
+    return manifest

@@ -1,0 +1,180 @@
+"""Results, headline numbers and run facts of the HTML report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from .comparison import OURS, Comparison, compare, p_text
+from .run_files import RunFiles, number, objects
+from .svg import compact, esc, interval_mark, percent
+from .table import accuracy_text, best, calls_line, interval, shown_faults, warnings
+
+
+def results_section(run: RunFiles) -> str:
+    """The table of methods, how they compare task by task, and what must be known to quote them."""
+    rows = objects(run.summary.get("eval"))
+    loud = "".join(f'<p class="loud">{esc(text)}</p>' for text in warnings(run.summary))
+    if not rows:
+        return loud
+    faults = shown_faults(rows)
+    heads = [
+        "prompt tokens",
+        "generated tokens",
+        "cost per task",
+        *(header for header, _ in faults),
+        "wall s",
+    ]
+    keys = [
+        "prompt_tokens_per_task",
+        "generated_tokens_per_task",
+        "cost_per_task",
+        *(key for _, key in faults),
+        "wall_s",
+    ]
+    top = {"accuracy": best(rows, "accuracy", max), "cost_per_task": best(rows, "cost_per_task", min)}
+    head = '<th scope="col">method</th><th scope="col" colspan="2">accuracy, 95 % interval</th>'
+    head += "".join(f'<th scope="col" class="n">{esc(h)}</th>' for h in ("n", *heads))
+    body = "".join(_row(row, keys, top) for row in rows)
+    calls = calls_line(run.summary)
+    note = "Token counts and cost are per task; bold: best accuracy, lowest cost. "
+    note += calls[:1].upper() + calls[1:]
+    table = f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
+    table = f'<div class="scroll">{table}</div><p class="note">{esc(note)}</p>'
+    return f"<section><h2>Results</h2>{loud}{table}{_comparisons(run)}</section>"
+
+
+def tiles(run: RunFiles) -> str:
+    """The few numbers a reader looks for first."""
+    by_method = {row.get("method"): row for row in objects(run.summary.get("eval"))}
+    ours = by_method.get(OURS)
+    train = run.summary.get("train") or {}
+    found = []
+    accuracy = number(ours.get("accuracy")) if ours else None
+    if ours and accuracy is not None:
+        bounds = interval(ours)
+        within = f"95 % interval {100 * bounds[0]:.0f} to {100 * bounds[1]:.0f}" if bounds else ""
+        found.append((f"{OURS} accuracy", percent(accuracy), within))
+    comparisons = compare(run.executions)
+    if comparisons:
+        c = max(comparisons, key=lambda c: -c.difference)
+        verdict = "inside the noise" if c.inside_noise else f"p {p_text(c.p)}"
+        found.append((f"vs {c.other}, the best other", f"{100 * c.difference:+.1f} points", verdict))
+        if c.cost_ratio is not None:
+            found.append(("cost, same tasks", f"{c.cost_ratio:.2f} ×", f"that of {c.other}"))
+    first, last = number(train.get("reward_first")), number(train.get("reward_last"))
+    if first is not None and last is not None:
+        found.append(("mean reward", f"{first:.2f} → {last:.2f}", "first and last fifth of the steps"))
+    wall = number(run.summary.get("wall_s"))
+    if wall is not None:
+        steps = number(run.summary.get("steps"))
+        found.append(
+            ("wall time", _duration(wall), f"{steps:,.0f} training steps" if steps is not None else "")
+        )
+    cells = "".join(
+        f'<div class="tile"><span>{esc(name)}</span><b>{esc(value)}</b><small>{esc(more)}</small></div>'
+        for name, value, more in found
+    )
+    return f'<div class="tiles">{cells}</div>' if cells else ""
+
+
+def facts_section(run: RunFiles) -> str:
+    """Everything the manifest says, nested keys joined by dots, one group for each of its top-level keys."""
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for key, value in run.manifest.items():
+        if isinstance(value, dict):
+            groups[key] = [(name, text) for name, text in _flat(value)]
+        else:
+            groups.setdefault("run", []).append((key, _scalar(value)))
+    blocks = []
+    for name in sorted(groups, key=lambda name: name != "run"):
+        rows = "".join(f"<dt>{esc(key)}</dt><dd>{esc(text)}</dd>" for key, text in groups[name])
+        blocks.append(f"<div><h3>{esc(name)}</h3><dl>{rows}</dl></div>")
+    return (
+        f'<section><h2>Run facts</h2><div class="facts">{"".join(blocks)}</div></section>' if blocks else ""
+    )
+
+
+def _row(row: Mapping[str, Any], keys: list[str], top: Mapping[str, float | None]) -> str:
+    accuracy = number(row.get("accuracy"))
+    strong = accuracy is not None and accuracy == top["accuracy"]
+    ours = row.get("method") == OURS
+    mark = interval_mark(accuracy, interval(row), strong=ours) if accuracy is not None else ""
+    cells = [
+        f'<th scope="row">{esc(row.get("method", "-"))}</th>',
+        f"<td{_bold(strong)}>{esc(accuracy_text(row))}</td><td>{mark}</td>",
+    ]
+    for key in ["n", *keys]:
+        value = number(row.get(key))
+        text = "-" if value is None else compact(value)
+        cells.append(
+            f'<td class="n{" best" if value is not None and value == top.get(key) else ""}">{text}</td>'
+        )
+    return f"<tr{' class=ours' if ours else ''}>{''.join(cells)}</tr>"
+
+
+def _bold(strong: bool) -> str:
+    return ' class="best"' if strong else ""
+
+
+def _comparisons(run: RunFiles) -> str:
+    found = compare(run.executions)
+    if not found:
+        return ""
+    rows = "".join(_comparison(c) for c in found)
+    head = "".join(
+        f'<th scope="col"{" class=n" if i else ""}>{h}</th>'
+        for i, h in enumerate(
+            (
+                "on the same tasks",
+                "accuracy",
+                "only lemon right",
+                "only other right",
+                "p",
+                "",
+                "cost ratio",
+                "n",
+            )
+        )
+    )
+    note = (
+        "p: exact McNemar test, two-sided; from 0.05 on, chance alone makes such differences. "
+        "Cost ratio: lemon's cost over the other's."
+    )
+    return (
+        f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+        f'<p class="note">{note}</p>'
+    )
+
+
+def _comparison(c: Comparison) -> str:
+    verdict = '<span class="chip">inside the noise</span>' if c.inside_noise else ""
+    ratio = "-" if c.cost_ratio is None else f"{c.cost_ratio:.2f}"
+    cells = "".join(f'<td class="n">{text}</td>' for text in (c.only_ours, c.only_other, esc(p_text(c.p))))
+    return (
+        f'<tr><th scope="row">{OURS} vs {esc(c.other)}</th>'
+        f'<td class="n">{100 * c.difference:+.1f} points</td>{cells}'
+        f'<td>{verdict}</td><td class="n">{ratio}</td><td class="n">{c.n}</td></tr>'
+    )
+
+
+def _flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for key, item in value.items():
+        if isinstance(item, dict) and item:
+            found += _flat(item, f"{prefix}{key}.")
+        else:
+            found.append((f"{prefix}{key}", _scalar(item)))
+    return found
+
+
+def _scalar(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    minutes = seconds / 60
+    return f"{minutes:.0f} min" if minutes < 120 else f"{minutes / 60:.1f} h"

@@ -1,0 +1,167 @@
+"""The results of a run as a table for the terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
+from .run_files import mapping, number, objects, plain
+
+SAMPLE_WARNING = "built-in sample: these are not AQuA results"
+SIMULATED_WARNING = "simulated workers: no language model answered"
+_DASH = "-"
+
+Row = Mapping[str, Any]
+
+
+def results_table(summary: Mapping[str, Any]) -> Table:
+    """The evaluation of a summary.json, one row per method; best accuracy and lowest cost are bold.
+
+    Fits 80 columns. Values that are missing or not finite show as "-".
+    """
+    rows = objects(summary.get("eval"))
+    table = Table(
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        collapse_padding=True,
+        title=Text(title_line(summary), style="bold"),
+        title_justify="left",
+        caption=_caption(summary),
+        caption_justify="left",
+    )
+    accuracy, cost = best(rows, "accuracy", max), best(rows, "cost_per_task", min)
+    columns = _columns(rows)
+    for header, _, _ in columns:
+        table.add_column(
+            Text(header),
+            justify="left" if header in ("method", "accuracy [95 %]") else "right",
+            overflow="fold",
+        )
+    for row in rows:
+        cells = []
+        for _, key, cell in columns:
+            strong = (key == "accuracy" and accuracy is not None and number(row.get(key)) == accuracy) or (
+                key == "cost_per_task" and cost is not None and number(row.get(key)) == cost
+            )
+            cells.append(Text(cell(row), style="bold" if strong else ""))
+        table.add_row(*cells)
+    return table
+
+
+def title_line(summary: Mapping[str, Any]) -> str:
+    """Bench, split, number of tasks, seed and source of the data, in one line.
+
+    # "aqua, test split, n 254, seed 0, official data"
+    """
+    data = mapping(summary.get("data"))
+    n, seed = number(data.get("n")), summary.get("seed")
+    parts = [
+        plain(summary.get("bench") or "unnamed bench"),
+        f"{plain(data['split'])} split" if data.get("split") else "",
+        f"n {n:,.0f}" if n is not None else "",
+        f"seed {plain(seed)}" if seed is not None else "",
+        f"{plain(data['source'])} data" if data.get("source") else "",
+    ]
+    return ", ".join(part for part in parts if part)
+
+
+def warnings(summary: Mapping[str, Any]) -> list[str]:
+    """What a reader must know before quoting a number of this run."""
+    found = []
+    if mapping(summary.get("data")).get("source") == "sample":
+        found.append(SAMPLE_WARNING)
+    if summary.get("workers") == "simulated":
+        found.append(SIMULATED_WARNING)
+    return found
+
+
+def calls_line(summary: Mapping[str, Any]) -> str:
+    """Which workers replied, and whether live or from a recording; "" if the run does not say.
+
+    # "embedded workers; calls 300 from a recording, 512 from this run's cache"
+    """
+    train = mapping(summary.get("train"))
+    parts = []
+    for key, words in (
+        ("recorded_calls", "from a recording"),
+        ("live_calls", "live"),
+        ("cached_calls", "from this run's cache"),
+    ):
+        count = number(train.get(key))
+        if count is not None:
+            parts.append(f"{count:,.0f} {words}")
+    workers = f"{plain(summary['workers'])} workers" if summary.get("workers") else ""
+    calls = f"calls {', '.join(parts)}" if parts else ""
+    return "; ".join(text for text in (workers, calls) if text)
+
+
+def accuracy_text(row: Row) -> str:
+    """Accuracy with its 95 % interval in percent.
+
+    # In: {"accuracy": 0.42, "ci95": [0.29, 0.56]}   Out: "42.0 % [29, 56]"
+    """
+    accuracy = number(row.get("accuracy"))
+    if accuracy is None:
+        return _DASH
+    bounds = interval(row)
+    return f"{100 * accuracy:4.1f} %" + (f" [{100 * bounds[0]:.0f}, {100 * bounds[1]:.0f}]" if bounds else "")
+
+
+def interval(row: Row) -> tuple[float, float] | None:
+    """The 95 % interval of a row, as fractions; None if it has none."""
+    ci95 = row.get("ci95")
+    if not isinstance(ci95, list) or len(ci95) != 2:
+        return None
+    low, high = number(ci95[0]), number(ci95[1])
+    return None if low is None or high is None else (low, high)
+
+
+def best(rows: list[dict[str, Any]], key: str, choose: Callable[..., float]) -> float | None:
+    """The largest or smallest finite value of a column; None if one row or none has a value."""
+    values = [v for v in (number(row.get(key)) for row in rows) if v is not None]
+    return choose(values) if len(values) > 1 else None
+
+
+def shown_faults(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(header, key) of the fault columns that are not zero everywhere."""
+    faults = (("no answer", "no_answer"), ("infra failed", "infra_failed"))
+    return [(header, key) for header, key in faults if any(number(row.get(key)) for row in rows)]
+
+
+def _columns(rows: list[dict[str, Any]]) -> list[tuple[str, str, Callable[[Row], str]]]:
+    columns: list[tuple[str, str, Callable[[Row], str]]] = [
+        ("method", "method", lambda row: plain(row.get("method", _DASH))),
+        ("accuracy [95 %]", "accuracy", accuracy_text),
+        ("n", "n", _count("n")),
+        ("prompt\ntokens", "prompt_tokens_per_task", _count("prompt_tokens_per_task")),
+        ("generated\ntokens", "generated_tokens_per_task", _count("generated_tokens_per_task")),
+        ("cost\n/ task", "cost_per_task", _count("cost_per_task")),
+    ]
+    for header, key in shown_faults(rows):
+        columns.append((header.replace(" ", "\n"), key, _count(key)))
+    return [*columns, ("wall\ns", "wall_s", _count("wall_s"))]
+
+
+def _count(key: str) -> Callable[[Row], str]:
+    def cell(row: Row) -> str:
+        value = number(row.get(key))
+        if value is None:
+            return _DASH
+        return f"{value:.1f}" if 0 < abs(value) < 10 and value != int(value) else f"{value:,.0f}"
+
+    return cell
+
+
+def _caption(summary: Mapping[str, Any]) -> Text:
+    caption = Text()
+    if calls := calls_line(summary):
+        caption.append(calls, style="dim")
+    for warning in warnings(summary):
+        caption.append("\n" if caption else "")
+        caption.append(f"*** {warning} ***", style="bold black on yellow")
+    return caption

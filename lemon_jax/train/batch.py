@@ -1,0 +1,109 @@
+"""From rollouts, rewards and contrasts to the arrays of one update."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from lemon_jax.model import Tokenizer, covering_tokens
+from lemon_jax.orchestrator import Rollout, pad
+from lemon_jax.spec import Edit
+
+COMPLETION_BUCKET = 64  # completion slots are a multiple of this, so that few shapes are compiled
+
+
+class UpdateBatch(NamedTuple):
+    """B rollouts and K edits. An edit's row repeats its rollout up to the edited span, where the new
+    span stands; an absent edit has weight 0 and points at rollout 0."""
+
+    prompts_BxP: np.ndarray
+    prompt_lengths_B: np.ndarray
+    completions_BxC: np.ndarray
+    lengths_B: np.ndarray
+    old_log_probs_BxC: np.ndarray
+    advantages_B: np.ndarray
+    kept_B: np.ndarray  # False: a masked execution; its tokens count nowhere
+    source_K: np.ndarray  # the rollout that was edited
+    first_K: np.ndarray  # original span, in completion tokens: [first, last)
+    last_K: np.ndarray
+    edited_completions_KxC: np.ndarray
+    edited_lengths_K: np.ndarray  # ends with the edited span, which starts at first_K too
+    contrast_K: np.ndarray
+    weight_K: np.ndarray
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpanTokens:
+    """An edit in tokens. `edited_ids` replace the sampled ids [first, last)."""
+
+    first: int
+    last: int
+    edited_ids: tuple[int, ...]
+
+
+def span_tokens(tokenizer: Tokenizer, rollout: Rollout, edit: Edit) -> SpanTokens:
+    """The smallest token range of the sampled ids that covers the edited field, and its replacement.
+
+    Tokens may straddle the field's ends; what they hold beyond it stands in the replacement too, so
+    that both continue the very same prefix of sampled ids.
+    """
+    offsets = tokenizer.offsets(rollout.token_ids)
+    start, end = edit.span
+    first, last = covering_tokens(offsets, start, end)
+    left, right = offsets[first][0], offsets[last - 1][1]
+    edited = edit.text[edit.edited_span[0] : edit.edited_span[1]]
+    text = rollout.text
+    replacement = text[left:start] + edited + text[end:right]
+    return SpanTokens(first=first, last=last, edited_ids=tuple(tokenizer.encode(replacement)))
+
+
+def make_batch(
+    rollouts: Sequence[Rollout],
+    advantages: np.ndarray,
+    masked: Sequence[bool],
+    edits: Sequence[tuple[int, SpanTokens, float]],
+    *,
+    num_edits: int,
+    prompt_slots: int,
+    pad_id: int,
+) -> UpdateBatch:
+    """Arrays of fixed shapes but for the completion length, which is one of few buckets.
+
+    Args:
+        edits: (rollout index, its span, contrast), at most `num_edits`.
+    """
+    rows = []
+    for index, span, _ in edits:
+        rows.append([*rollouts[index].token_ids[: span.first], *span.edited_ids])
+    rows += [[pad_id]] * (num_edits - len(rows))
+    longest = max(len(ids) for ids in [*(r.token_ids for r in rollouts), *rows])
+    slots = -(-longest // COMPLETION_BUCKET) * COMPLETION_BUCKET
+    prompts, prompt_lengths = pad([r.prompt_ids for r in rollouts], prompt_slots, pad_id)
+    completions, lengths = pad([r.token_ids for r in rollouts], slots, pad_id)
+    edited, edited_lengths = pad(rows, slots, pad_id)
+    old = np.zeros(completions.shape, np.float32)
+    for i, rollout in enumerate(rollouts):
+        old[i, : len(rollout.log_probs)] = rollout.log_probs
+
+    def column(values: list[float], dtype: type, fill: float = 0) -> np.ndarray:
+        return np.array([*values, *([fill] * (num_edits - len(values)))], dtype)
+
+    return UpdateBatch(
+        prompts_BxP=prompts,
+        prompt_lengths_B=prompt_lengths,
+        completions_BxC=completions,
+        lengths_B=lengths,
+        old_log_probs_BxC=old,
+        advantages_B=np.asarray(advantages, np.float32),
+        kept_B=~np.asarray(masked, bool),
+        source_K=column([i for i, _, _ in edits], np.int32),
+        first_K=column([s.first for _, s, _ in edits], np.int32),
+        last_K=column([s.last for _, s, _ in edits], np.int32),
+        edited_completions_KxC=edited,
+        edited_lengths_K=edited_lengths,
+        contrast_K=column([d for _, _, d in edits], np.float32),
+        weight_K=column([1.0] * len(edits), np.float32),
+    )

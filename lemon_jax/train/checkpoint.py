@@ -1,0 +1,81 @@
+"""Training checkpoints in Orbax v1: the state tree {params, optimiser, edit sampler, step}."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+try:
+    from orbax.checkpoint import v1 as ocp
+except ImportError:  # orbax-checkpoint 0.12 ships it under this name
+    from orbax.checkpoint.experimental import v1 as ocp
+
+from lemon_jax.errors import LemonError
+from lemon_jax.train.edit_sampler import EditSampler
+from lemon_jax.train.update import TrainState
+
+KEEP = 2
+log = logging.getLogger(__name__)
+
+
+class Checkpoints:
+    """The checkpoints of one run directory. A save is atomic: a killed one leaves no checkpoint."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder.resolve()
+        self._checkpointer = ocp.training.Checkpointer(
+            self.folder,
+            preservation_policy=ocp.training.preservation_policies.LatestN(KEEP),
+            cleanup_tmp_directories=True,
+        )
+
+    def save(self, step: int, state: TrainState, sampler: EditSampler) -> None:
+        """Keep the state after `step` steps; older ones but one are removed."""
+        self._checkpointer.save(step, _tree(step, state, sampler), overwrite=True)
+
+    def restore(self, like: TrainState, sampler: EditSampler) -> tuple[int, TrainState, EditSampler] | None:
+        """The newest readable checkpoint as (steps done, state, edit sampler); None if there is none.
+
+        Damaged ones are skipped with a warning that names them. Raises LemonError if all are damaged.
+        """
+        steps = sorted((c.step for c in self._checkpointer.checkpoints), reverse=True)
+        template = jax.tree.map(_abstract, _tree(0, like, sampler))
+        for step in steps:
+            try:
+                tree = self._checkpointer.load(step, template)
+            except Exception as error:  # whatever a damaged file raises inside the library
+                reason = str(error).strip().splitlines()
+                log.warning(
+                    "%s: skipped a damaged checkpoint (%s)",
+                    self.folder / str(step),
+                    reason[0][:160] if reason else type(error).__name__,
+                )
+                continue
+            ema = tuple(float(x) for x in np.asarray(tree["edit_ema"]))
+            restored = TrainState(params=tree["params"], opt_state=tree["opt_state"])
+            return int(tree["step"]), restored, EditSampler(ema=ema, rate=sampler.rate, floor=sampler.floor)
+        if steps:
+            raise LemonError(f"{self.folder}: all {len(steps)} checkpoints are damaged; start a new run")
+        return None
+
+    def close(self) -> None:
+        self._checkpointer.close()
+
+
+def _tree(step: int, state: TrainState, sampler: EditSampler) -> dict[str, Any]:
+    return {
+        "params": state.params,
+        "opt_state": state.opt_state,
+        "edit_ema": np.asarray(sampler.ema, np.float64),
+        "step": np.asarray(step, np.int32),
+    }
+
+
+def _abstract(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)

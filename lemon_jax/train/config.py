@@ -1,0 +1,64 @@
+"""A run is this configuration and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from lemon_jax.train.rewards import RewardConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class UpdateConfig:
+    """Static numbers of the jit-compiled update."""
+
+    learning_rate: float = 3e-4
+    warmup: int = 2
+    clip_norm: float = 1.0
+    clip: float = 0.2
+    kl: float = 0.01
+    counterfactual: float = 0.5  # weight of the counterfactual loss; 0 switches it off
+    tau: float = 1.0
+    normalise_spans: bool = True
+    temperature: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig:
+    """All that decides a run's numbers. Where it is written, and whether recordings serve it, does not."""
+
+    bench: str
+    preset: str = "default"
+    workers: str = "embedded"
+    policy: str = "warmstart"
+    seed: int = 0
+    steps: int = 20
+    tasks_per_step: int = 4
+    group: int = 4
+    edits_per_step: int = 4  # counterfactual executions a step; 0 without counterfactuals
+    eval_tasks: int = 50
+    checkpoint_every: int = 5
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    update: UpdateConfig = field(default_factory=UpdateConfig)
+
+    @property
+    def specs_per_step(self) -> int:
+        return self.tasks_per_step * self.group
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> RunConfig:
+        """The config written by `to_dict`. Raises TypeError for keys of another version."""
+        nested = {
+            "reward": RewardConfig(**values.get("reward", {})),
+            "update": UpdateConfig(**values.get("update", {})),
+        }
+        return cls(**(values | nested))
+
+    def sha256(self) -> str:
+        text = json.dumps(self.to_dict(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()

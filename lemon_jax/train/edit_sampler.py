@@ -1,0 +1,51 @@
+"""Adaptive edit sampling: families whose contrasts were large are drawn more often, none never."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from lemon_jax.spec import FAMILIES, Edit
+
+
+@dataclass(frozen=True, kw_only=True)
+class EditSampler:
+    """The running mean of |contrast| of each family.
+
+    ema_k <- (1 - rate) ema_k + rate |D|;  p_k = floor + (1 - K floor) ema_k / sum ema, over the K
+    families applicable to a spec. All families start equal.
+    """
+
+    ema: tuple[float, ...] = (1.0,) * len(FAMILIES)
+    rate: float = 0.1
+    floor: float = 0.1
+
+    def probabilities(self, families: Sequence[str] = FAMILIES) -> dict[str, float]:
+        """Probability of each of these families; they sum to 1."""
+        values = {name: self.ema[FAMILIES.index(name)] for name in families}
+        total = sum(values.values())
+        k = len(values)
+        floor = min(self.floor, 1.0 / k) if k else 0.0
+        if total <= 0:
+            return {name: 1.0 / k for name in values}
+        return {name: floor + (1 - k * floor) * value / total for name, value in values.items()}
+
+    def draw(self, edits: Sequence[Edit], rng: random.Random) -> Edit | None:
+        """A family by its probability, then one of its edits evenly; None if nothing can be edited."""
+        if not edits:
+            return None
+        by_family: dict[str, list[Edit]] = {}
+        for edit in edits:
+            by_family.setdefault(edit.family, []).append(edit)
+        p = self.probabilities(list(by_family))
+        (family,) = rng.choices(list(p), weights=list(p.values()))
+        return rng.choice(by_family[family])
+
+    def updated(self, contrasts: Sequence[tuple[str, float]]) -> EditSampler:
+        """After these (family, contrast) pairs, in their order."""
+        ema = list(self.ema)
+        for family, contrast in contrasts:
+            k = FAMILIES.index(family)
+            ema[k] = (1 - self.rate) * ema[k] + self.rate * abs(contrast)
+        return replace(self, ema=tuple(ema))

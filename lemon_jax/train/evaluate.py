@@ -1,0 +1,193 @@
+"""Executes specs on tasks, scores the answers, and counts what they used."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lemon_jax.bench import Grade, Task, grade, wilson
+from lemon_jax.runtime import AgentRun, CallStore, Execution, Executor
+from lemon_jax.spec import Edit, Parsed, Spec, dump, parse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored:
+    """An execution with its verdict. `execution` is None where no spec could be executed."""
+
+    task: Task
+    parsed: Parsed
+    execution: Execution | None
+    grade: Grade
+
+    @property
+    def infra_failed(self) -> bool:
+        return self.execution is not None and self.execution.infra_failed
+
+    def keys(self) -> list[str]:
+        """Call keys in spec order, with repetitions."""
+        agents: tuple[AgentRun, ...] = self.execution.agents if self.execution else ()
+        return [key for agent in agents for key in agent.keys]
+
+
+NOT_EXECUTED = Grade(correct=False, answer=None, fallback=False, no_answer=True)
+
+
+async def execute(executor: Executor, task: Task, parsed: Parsed, scope: str) -> Scored:
+    """Run a parsed spec (repaired, if that is all there is) on a task and grade its answer."""
+    if parsed.spec is None:
+        return Scored(task=task, parsed=parsed, execution=None, grade=NOT_EXECUTED)
+    execution = await executor.execute(parsed.spec, task, scope=scope)
+    return Scored(
+        task=task, parsed=parsed, execution=execution, grade=grade(task, execution.answer_text)
+    )
+
+
+def record(
+    scored: Scored,
+    *,
+    phase: str,
+    method: str,
+    step: int | None,
+    reward: dict[str, Any] | None = None,
+    group_index: int | None = None,
+    edit: Edit | None = None,
+) -> dict[str, Any]:
+    """One line of executions.jsonl. It holds no wall times: equal runs write equal lines."""
+    execution = scored.execution
+    row: dict[str, Any] = {
+        "phase": phase,
+        "method": method,
+        "step": step,
+        "task": scored.task.id,
+        "spec": scored.parsed.text,
+        "valid": scored.parsed.strict_ok,
+        "errors": [issue.code for issue in scored.parsed.issues],
+        "repairs": list(scored.parsed.repairs),
+        "agents": [_agent_row(agent) for agent in execution.agents] if execution else [],
+        "answer": scored.grade.answer,
+        "gold": scored.task.gold,
+        "correct": scored.grade.correct,
+        "fallback": scored.grade.fallback,
+        "infra_failed": scored.infra_failed,
+        "cost": round(execution.usage.cost, 4) if execution else 0.0,
+    }
+    if reward is not None:
+        row["reward"] = reward
+    if group_index is not None:
+        row["group_index"] = group_index
+    if edit is not None:
+        row["edit"] = {"family": edit.family, "agent": edit.agent_id}
+    return row
+
+
+def _agent_row(agent: AgentRun) -> dict[str, Any]:
+    usage = agent.usage
+    return {
+        "id": agent.id,
+        "role": agent.role,
+        "capacity": agent.capacity,
+        "status": str(agent.status),
+        "answer": agent.answer,
+        "note": agent.note,
+        "calls": usage.calls,
+        "prompt_tokens": usage.prompt_tokens,
+        "prefix_tokens": usage.prefix_tokens,
+        "generated_tokens": usage.generated_tokens,
+        "cost": round(usage.cost, 4),
+    }
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallCount:
+    """Calls of some executions. `new` were first asked for in this scope; of them `recorded` were
+    answered by a recording; the others were cached. `tokens` are prompt and generated tokens of the
+    new ones."""
+
+    calls: int
+    new: int
+    recorded: int
+    tokens: int
+
+    @property
+    def cached(self) -> int:
+        return self.calls - self.new
+
+
+def count_calls(store: CallStore, scope: str, keys: Sequence[str], *, known: Iterable[str] = ()) -> CallCount:
+    """Account for the calls with these keys; those in `known` count as cached.
+
+    It depends on the set of keys and on the scope that first asked for each, not on which execution
+    happened to be served first, nor on interruptions.
+    """
+    origin = store.origin(set(keys) - set(known))
+    new = [key for key, (first_scope, _) in origin.items() if first_scope == scope]
+    return CallCount(
+        calls=len(keys),
+        new=len(new),
+        recorded=sum(origin[key][1] for key in new),
+        tokens=store.tokens(new),
+    )
+
+
+def choose_tasks(tasks: Sequence[Task], count: int, seed: int) -> list[Task]:
+    """The evaluation tasks: the first `count` of a seeded shuffle, so that fewer are a subset of more."""
+    order = list(tasks)
+    random.Random(f"eval-{seed}").shuffle(order)
+    return order[:count]
+
+
+async def evaluate(
+    executor: Executor,
+    store: CallStore,
+    method: str,
+    tasks: Sequence[Task],
+    specs: Sequence[Parsed],
+    on_done: Callable[[], None] | None = None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """One row of the results table, and its lines of executions.jsonl.
+
+    `accuracy` is over the tasks that no infrastructure failure took out; its interval is Wilson's
+    95 %. A spec that is not strictly valid is executed as repaired; what cannot be repaired is wrong.
+    """
+    start = time.monotonic()
+    scope = f"eval:{method}"
+
+    async def one(task: Task, parsed: Parsed) -> Scored:
+        scored = await execute(executor, task, parsed, scope)
+        if on_done:
+            on_done()
+        return scored
+
+    scored = await asyncio.gather(*(one(t, s) for t, s in zip(tasks, specs, strict=True)))
+    known = [s for s in scored if not s.infra_failed]
+    correct = sum(s.grade.correct for s in known)
+    usages = [s.execution.usage for s in known if s.execution]
+    n = max(len(known), 1)
+    calls = count_calls(store, scope, [key for s in scored for key in s.keys()])
+    low, high = wilson(correct, len(known)) if known else (0.0, 1.0)
+    row = {
+        "method": method,
+        "n": len(tasks),
+        "accuracy": round(correct / n, 4),
+        "ci95": [round(low, 4), round(high, 4)],
+        "prompt_tokens_per_task": round(sum(u.prompt_tokens for u in usages) / n, 2),
+        "prefix_tokens_per_task": round(sum(u.prefix_tokens for u in usages) / n, 2),
+        "generated_tokens_per_task": round(sum(u.generated_tokens for u in usages) / n, 2),
+        "cost_per_task": round(sum(u.cost for u in usages) / n, 2),
+        "no_answer": sum(s.grade.no_answer for s in known),
+        "infra_failed": len(scored) - len(known),
+        "invalid": sum(not s.parsed.strict_ok for s in scored),
+        "calls": calls.calls,
+        "recorded_calls": calls.recorded,
+        "wall_s": round(time.monotonic() - start, 1),
+    }
+    return row, [record(s, phase="eval", method=method, step=None) for s in scored]
+
+
+def fixed(spec: Spec, count: int) -> list[Parsed]:
+    """The same spec for every task, as if it had been written `count` times."""
+    return [parse(dump(spec))] * count

@@ -1,0 +1,69 @@
+"""The reward of a rollout: task success + token-efficiency bonus - graph-structure cost."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import Literal
+
+from lemon_jax.runtime import Usage
+from lemon_jax.spec import Spec, edges
+
+
+@dataclass(frozen=True, kw_only=True)
+class RewardConfig:
+    """Weights; LEMON's own are not published, these are this project's.
+
+    `half_cost` is the cost of a task at which the efficiency bonus is half its maximum; with
+    `tokens="plain"` it counts prompt and generated tokens instead, whatever their price.
+    """
+
+    success: float = 1.0
+    efficiency: float = 0.3
+    half_cost: float = 200.0
+    agent: float = 0.02  # for each agent after the first
+    dependency: float = 0.01
+    invalid: float = -0.5  # the whole reward of a spec that is not strictly valid
+    tokens: Literal["cost", "plain"] = "cost"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reward:
+    """A reward and its terms; `total` is NaN for a masked execution."""
+
+    success: float = 0.0
+    efficiency: float = 0.0
+    structure: float = 0.0
+    invalid: float = 0.0
+    masked: bool = False
+
+    @property
+    def total(self) -> float:
+        if self.masked:
+            return math.nan
+        return self.success + self.efficiency - self.structure + self.invalid
+
+    def to_dict(self) -> dict[str, float | bool | None]:
+        """Terms rounded for a log line; a masked total is None, which JSON can hold."""
+        terms = {k: round(v, 6) if isinstance(v, float) else v for k, v in asdict(self).items()}
+        return {"total": None if self.masked else round(self.total, 6)} | terms
+
+
+def invalid_reward(config: RewardConfig) -> Reward:
+    """The penalty branch: a spec that cannot be executed as written."""
+    return Reward(invalid=config.invalid)
+
+
+def masked_reward() -> Reward:
+    """An infrastructure failure says nothing about a spec: it is left out, never counted as 0."""
+    return Reward(masked=True)
+
+
+def reward(config: RewardConfig, spec: Spec, usage: Usage, *, correct: bool) -> Reward:
+    """R = success + efficiency / (1 + cost / half_cost) - structure, METHOD's sum of three terms."""
+    cost = usage.cost if config.tokens == "cost" else usage.prompt_tokens + usage.generated_tokens
+    return Reward(
+        success=config.success * correct,
+        efficiency=config.efficiency / (1.0 + cost / config.half_cost),
+        structure=config.agent * (len(spec.agents) - 1) + config.dependency * edges(spec),
+    )

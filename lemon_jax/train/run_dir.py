@@ -1,0 +1,112 @@
+"""The run directory: manifest, metrics, executions, calls, summary; and how a killed run is cut back."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+from lemon_jax.errors import LemonError
+
+MANIFEST, METRICS, TIMINGS = "manifest.json", "metrics.jsonl", "timings.jsonl"
+EXECUTIONS, CALLS, SUMMARY = "executions.jsonl", "calls.sqlite", "summary.json"
+
+
+class RunDir:
+    """Files of one run. JSON lines are appended whole and flushed; JSON files are replaced atomically."""
+
+    def __init__(self, path: Path):
+        self.path = path
+
+    @classmethod
+    def create(cls, path: Path, manifest: dict[str, Any]) -> RunDir:
+        """A new run directory. Raises LemonError if the folder holds anything already."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            if any(path.iterdir()):
+                raise LemonError(
+                    f"{path}: the folder is not empty; continue that run with --resume {path}, "
+                    "or choose another --out"
+                )
+            run = cls(path)
+            run.write_json(MANIFEST, manifest)
+        except OSError as error:
+            raise LemonError(
+                f"{path}: cannot write the run there ({error.strerror}); choose another --out"
+            ) from error
+        return run
+
+    @classmethod
+    def open(cls, path: Path) -> tuple[RunDir, dict[str, Any]]:
+        """An existing run and its manifest. Raises LemonError where there is none."""
+        try:
+            manifest = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
+            manifest["config"]["bench"]  # the least a manifest must have
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise LemonError(
+                f"{path / MANIFEST}: no run to resume there ({type(error).__name__}: {error}); "
+                "give the folder that an earlier run wrote"
+            ) from error
+        return cls(path), manifest
+
+    @property
+    def policy(self) -> Path:
+        return self.path / "policy"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def calls(self) -> Path:
+        return self.path / CALLS
+
+    def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Append rows as JSON lines. NaN is an error: a log that other programs cannot read is none."""
+        text = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+        with (self.path / name).open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        """Rows of a JSON-lines file, without a last line that a kill cut short; [] if there is no file."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        rows = []
+        lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+        for number, line in enumerate(lines, start=1):
+            if not line:
+                continue
+            try:
+                rows.append(json.loads(line))
+            except ValueError as error:
+                if number == len(lines):  # no newline behind it: it was being written
+                    break
+                raise LemonError(f"{path}:{number}: not a line of JSON; restore the run folder") from error
+        return rows
+
+    def cut(self, name: str, keep: Callable[[dict[str, Any]], bool]) -> None:
+        """Rewrite a JSON-lines file with the rows that `keep` accepts, atomically."""
+        rows = [row for row in self.read(name) if keep(row)]
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        _replace(self.path / name, text)
+
+    def write_json(self, name: str, value: dict[str, Any]) -> None:
+        _replace(self.path / name, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+
+    def cut_back(self, step: int) -> None:
+        """Forget everything after the first `step` steps, so that they can be taken again."""
+        self.cut(METRICS, lambda row: row["step"] < step)
+        self.cut(TIMINGS, lambda row: row["step"] < step)
+        self.cut(EXECUTIONS, lambda row: row["phase"] != "eval" and row["step"] < step)
+
+
+def _replace(path: Path, text: str) -> None:
+    part = path.with_name(path.name + ".part")
+    with part.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    part.replace(path)

@@ -1,0 +1,116 @@
+"""One jit-compiled update: GRPO + KL to the reference + localised counterfactual credit."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+from jaxtyping import Array
+
+from lemon_jax.model import Decoder, completion_log_probs
+from lemon_jax.train import losses
+from lemon_jax.train.batch import UpdateBatch
+from lemon_jax.train.config import UpdateConfig
+
+SCORING_CHUNK = 32
+
+
+class TrainState(NamedTuple):
+    """What training changes on the device: parameters and optimiser."""
+
+    params: nnx.State
+    opt_state: Any
+
+
+def optimizer(config: UpdateConfig) -> optax.GradientTransformation:
+    """Adam after clipping by global norm, with a short linear warm-up."""
+    schedule = optax.linear_schedule(
+        config.learning_rate / (config.warmup + 1), config.learning_rate, config.warmup
+    )
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optax.adam(schedule, b2=0.95))
+
+
+def init_state(params: nnx.State, config: UpdateConfig) -> TrainState:
+    """A fresh optimiser for these parameters."""
+    return TrainState(params=params, opt_state=optimizer(config).init(params))
+
+
+def span_scores(
+    log_probs_BxC: Array, edited_KxC: Array, batch: UpdateBatch, *, normalise: bool
+) -> tuple[Array, Array]:
+    """(s(z|c), s(z'|c)) of every edit. The original's comes from its rollout's own scoring pass."""
+    steps = log_probs_BxC.shape[1]
+    original = losses.span_mask(batch.first_K, batch.last_K, steps)
+    edited = losses.span_mask(batch.first_K, batch.edited_lengths_K, steps)
+    return (
+        losses.span_score(log_probs_BxC[batch.source_K], original, normalise=normalise),
+        losses.span_score(edited_KxC, edited, normalise=normalise),
+    )
+
+
+def total_loss(
+    decoder: Decoder, reference: Decoder, batch: UpdateBatch, config: UpdateConfig
+) -> tuple[Array, dict[str, Array]]:
+    """L = L_GRPO + kl * KL(pi || pi_ref) + counterfactual * L_CF, and the metrics of the step.
+
+    Rollouts and edited specs are scored in one pass, in the layout that sampled them.
+    """
+    num_rollouts = batch.completions_BxC.shape[0]
+    rows = (
+        jnp.concatenate([batch.prompts_BxP, batch.prompts_BxP[batch.source_K]]),
+        jnp.concatenate([batch.prompt_lengths_B, batch.prompt_lengths_B[batch.source_K]]),
+        jnp.concatenate([batch.completions_BxC, batch.edited_completions_KxC]),
+        jnp.concatenate([batch.lengths_B, batch.edited_lengths_K]),
+    )
+    score = partial(completion_log_probs, temperature=config.temperature, chunk=SCORING_CHUNK)
+    all_log_probs, all_entropy = score(decoder, *rows)
+    log_probs_BxC = all_log_probs[:num_rollouts]
+    ref_log_probs_BxC, _ = score(reference, *(x[:num_rollouts] for x in rows))
+
+    mask_BxC = losses.token_mask(batch.lengths_B, log_probs_BxC.shape[1]) & batch.kept_B[:, None]
+    policy, clip_fraction = losses.grpo(
+        log_probs_BxC, batch.old_log_probs_BxC, batch.advantages_B, mask_BxC, clip=config.clip
+    )
+    kl = losses.kl_to_reference(log_probs_BxC, ref_log_probs_BxC, mask_BxC)
+    original_K, edited_K = span_scores(
+        log_probs_BxC, all_log_probs[num_rollouts:], batch, normalise=config.normalise_spans
+    )
+    spans = losses.counterfactual(original_K, edited_K, batch.contrast_K, batch.weight_K, tau=config.tau)
+    loss = policy.mean() + config.kl * kl.mean() + config.counterfactual * spans.mean()
+    entropy = jnp.sum(jnp.where(mask_BxC, all_entropy[:num_rollouts], 0.0))
+    log_ratio = jnp.where(mask_BxC, log_probs_BxC - batch.old_log_probs_BxC, 0.0)
+    metrics = {
+        "loss": loss,
+        "loss_grpo": policy.mean(),
+        "loss_cf": spans.mean(),
+        "kl": kl.mean(),
+        "entropy": entropy / jnp.maximum(policy.weight, 1.0),
+        "clip_fraction": clip_fraction,
+        # How far scoring is from sampling: 0 up to rounding, or the two disagree.
+        "sampling_gap": jnp.max(jnp.abs(log_ratio)),
+    }
+    return loss, metrics
+
+
+@partial(jax.jit, static_argnames=("graph", "config"), donate_argnames=("state",))
+def update(
+    state: TrainState,
+    reference: nnx.State,
+    batch: UpdateBatch,
+    *,
+    graph: nnx.GraphDef,
+    config: UpdateConfig,
+) -> tuple[TrainState, dict[str, Array]]:
+    """The state after one step of Adam on `total_loss`, and the step's metrics."""
+
+    def loss_fn(params: nnx.State) -> tuple[Array, dict[str, Array]]:
+        return total_loss(nnx.merge(graph, params), nnx.merge(graph, reference), batch, config)
+
+    (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+    updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
+    metrics["grad_norm"] = optax.global_norm(grads)
+    return TrainState(params=optax.apply_updates(state.params, updates), opt_state=opt_state), metrics
