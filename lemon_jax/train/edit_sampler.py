@@ -28,7 +28,7 @@ class EditSampler:
         k = len(values)
         floor = min(self.floor, 1.0 / k) if k else 0.0
         if total <= 0:
-            return {name: 1.0 / k for name in values}
+            return dict.fromkeys(values, 1.0 / k)
         return {name: floor + (1 - k * floor) * value / total for name, value in values.items()}
 
     def draw(self, edits: Sequence[Edit], rng: random.Random) -> Edit | None:

@@ -41,9 +41,7 @@ async def execute(executor: Executor, task: Task, parsed: Parsed, scope: str) ->
     if parsed.spec is None:
         return Scored(task=task, parsed=parsed, execution=None, grade=NOT_EXECUTED)
     execution = await executor.execute(parsed.spec, task, scope=scope)
-    return Scored(
-        task=task, parsed=parsed, execution=execution, grade=grade(task, execution.answer_text)
-    )
+    return Scored(task=task, parsed=parsed, execution=execution, grade=grade(task, execution.answer_text))
 
 
 def record(

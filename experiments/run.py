@@ -1,0 +1,192 @@
+"""The main job: train an orchestrator on a bench with real workers, and evaluate it beside the baselines.
+
+python experiments/run.py --bench aqua
+python experiments/run.py --bench multiarith --preset full --workers my_workers.toml
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lemon_jax.backends import Reply
+    from lemon_jax.report import RunProgress
+    from lemon_jax.train.config import RunConfig
+
+ROOT = Path(__file__).resolve().parent.parent
+CHECKPOINTS = ROOT / "checkpoints"
+PRESETS = Path(__file__).resolve().parent / "presets"
+EXIT_FAULT, EXIT_INTERRUPTED = 2, 130
+
+
+def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--bench", help="aqua or multiarith (required unless --resume)")
+    add("--preset", default="default", help="default, full, paper, or a TOML file (default)")
+    add("--workers", default=None, help="embedded, scripted, or a worker file FILE.toml (embedded)")
+    add(
+        "--policy", default=None, help="policy to start from: a folder, or a name in checkpoints/ (warmstart)"
+    )
+    add("--steps", type=int, default=None, help="training steps; 0 evaluates only (default preset: 20)")
+    add("--tasks-per-step", type=int, default=None, help="tasks a step (default preset: 4, aqua 2)")
+    add("--group", type=int, default=None, help="specs a task (4)")
+    add("--eval-tasks", type=int, default=None, help="held-out tasks (default preset: 100, aqua 40)")
+    add("--seed", type=int, default=None, help="seed of tasks, sampling and edits (0)")
+    add("--out", type=Path, default=None, help="run directory (runs/<bench>-<preset>-s<seed>-<time>)")
+    add("--resume", type=Path, default=None, metavar="RUN_DIR", help="continue a run that was stopped (off)")
+    add("--data", type=Path, default=None, help="folder of benchmark files (LEMON_DATA, cache, download)")
+    add("--no-counterfactual", action="store_true", help="train by GRPO alone (off)")
+    add("--fresh", action="store_true", help="ignore the shipped recordings of worker calls (off)")
+    add("--allow-unsandboxed", action="store_true", help="run programs without an isolating kernel (off)")
+    return parser.parse_args(argv)
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = parse_arguments(argv)
+    # Imported behind the argument parser, so that --help does not wait for JAX.
+    from lemon_jax.errors import LemonError
+
+    # A polite kill takes the same way out as Ctrl-C: worker servers are stopped, files are closed.
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    try:
+        return run(args)
+    except LemonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAULT
+    except KeyboardInterrupt:
+        print("interrupted; continue with --resume and the run's folder", file=sys.stderr)
+        return EXIT_INTERRUPTED
+
+
+def run(args: argparse.Namespace) -> int:
+    from lemon_jax.backends import WorkerPool, worker_config
+    from lemon_jax.bench import load
+    from lemon_jax.orchestrator import Orchestrator
+    from lemon_jax.report import RunProgress, write_report
+    from lemon_jax.report.cli import print_results
+    from lemon_jax.train.job import Job, manifest
+    from lemon_jax.train.run_dir import EXECUTIONS, RunDir
+
+    config, earlier = _config(args)
+    with RunProgress() as progress:
+        dataset = load(config.bench, data_dir=args.data, on_progress=_data_progress(progress))
+        if dataset.banner:
+            progress.note(dataset.banner)
+        policy = Orchestrator.load(_policy_folder(config.policy))
+        pool = WorkerPool(worker_config(config.workers), progress.download)
+        recording = {} if args.fresh else _recording(config.bench)
+        if recording:
+            progress.note(
+                f"{len(recording):,} recorded worker calls may serve this run (--fresh ignores them)"
+            )
+
+        async def job() -> tuple[dict[str, Any], RunDir]:
+            async with pool:
+                await pool.check()
+                facts = manifest(config, dataset, policy, pool)
+                if earlier is not None:
+                    _check_same(earlier, facts)
+                    directory, _ = RunDir.open(args.resume)
+                else:
+                    directory = RunDir.create(args.out or _default_out(config), facts)
+                progress.note(f"run directory: {directory.path}")
+                running = Job(
+                    config=config,
+                    dataset=dataset,
+                    policy=policy,
+                    pool=pool,
+                    run=directory,
+                    progress=progress,
+                    recording=recording,
+                    allow_unsandboxed=args.allow_unsandboxed,
+                    resumed=earlier is not None,
+                )
+                return await running.execute(), directory
+
+        summary, directory = asyncio.run(job())
+    print_results(summary, directory.read(EXECUTIONS))
+    print(f"summary: {directory.path / 'summary.json'}")
+    print(f"report:  {write_report(directory.path)}")
+    return 0
+
+
+def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any] | None]:
+    """The run's configuration, and the manifest of the run that is resumed."""
+    from lemon_jax.errors import LemonError
+    from lemon_jax.train.config import RunConfig
+    from lemon_jax.train.presets import check_counts, load_preset
+    from lemon_jax.train.run_dir import RunDir
+
+    names = ("workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed")
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    if args.resume is not None:
+        given |= {k: v for k, v in (("bench", args.bench), ("out", args.out)) if v is not None}
+        given |= {"no_counterfactual": True} if args.no_counterfactual else {}
+        if given:
+            flags = ", ".join("--" + name.replace("_", "-") for name in given)
+            raise LemonError(f"--resume takes all settings from the run's manifest; leave out {flags}")
+        _, earlier = RunDir.open(args.resume)
+        try:
+            return RunConfig.from_dict(earlier["config"]), earlier
+        except TypeError as error:
+            raise LemonError(
+                f"{args.resume / 'manifest.json'}: written by another version of this project ({error}); "
+                "resume it with that version"
+            ) from error
+    if args.bench is None:
+        raise LemonError("--bench is missing; give --bench aqua or --bench multiarith")
+    preset = Path(args.preset) if args.preset.endswith(".toml") else PRESETS / f"{args.preset}.toml"
+    config = replace(load_preset(preset, args.bench), **given)
+    if args.no_counterfactual:
+        config = replace(config, edits_per_step=0)
+    check_counts(config)
+    return config, None
+
+
+def _policy_folder(name: str) -> Path:
+    shipped = CHECKPOINTS / name
+    return shipped if shipped.is_dir() else Path(name)
+
+
+def _recording(bench: str) -> dict[str, Reply]:
+    from lemon_jax.runtime import read_recording
+
+    path = CHECKPOINTS / "recordings" / f"{bench}.jsonl.xz"
+    return read_recording(path) if path.exists() else {}
+
+
+def _default_out(config: RunConfig) -> Path:
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    return Path("runs") / f"{config.bench}-{config.preset}-s{config.seed}-{stamp}"
+
+
+def _check_same(earlier: dict[str, Any], now: dict[str, Any]) -> None:
+    """A resumed run must find what the first one started with. Raises LemonError naming what differs."""
+    from lemon_jax.errors import LemonError
+
+    parts = ("policy_sha256", "tokenizer_sha256", "data", "workers")
+    changed = [name for name in parts if earlier.get(name) != now[name]]
+    if changed:
+        raise LemonError(
+            f"cannot resume: {', '.join(changed)} differ from the run's manifest; restore what the run was "
+            "started with (same --data, policy folder and worker file), or start a new run"
+        )
+
+
+def _data_progress(progress: RunProgress) -> Callable[[str, int, int | None], None]:
+    return lambda name, done, total: progress.download(done, total or 0, name)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,200 @@
+"""The main job: train an orchestrator on a bench, evaluate it beside the baselines, write the run."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import math
+import os
+import platform
+import subprocess
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+
+from lemon_jax import __version__
+from lemon_jax.backends import Reply, WorkerPool
+from lemon_jax.bench import Dataset, Task
+from lemon_jax.extraction import read_answer
+from lemon_jax.model import params_sha256
+from lemon_jax.orchestrator import Orchestrator
+from lemon_jax.runtime import Caller, CallStore, Executor
+from lemon_jax.spec import Parsed, baselines
+from lemon_jax.train.config import RunConfig
+from lemon_jax.train.evaluate import choose_tasks, evaluate, fixed
+from lemon_jax.train.run_dir import EXECUTIONS, METRICS, SUMMARY, TIMINGS, RunDir
+from lemon_jax.train.trainer import Trainer
+
+PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "numpy", "xllamacpp")
+
+
+class Progress(Protocol):
+    """What the job tells a person while it runs; `report.RunProgress` is one."""
+
+    def phase(self, name: str, total: float | None = None, *, unit: str = "") -> None: ...
+    def advance(self, n: int = 1, **facts: Any) -> None: ...
+    def note(self, text: str) -> None: ...
+
+
+@dataclass(kw_only=True)
+class Job:
+    """Everything a run needs, already resolved and checked."""
+
+    config: RunConfig
+    dataset: Dataset
+    policy: Orchestrator
+    pool: WorkerPool
+    run: RunDir
+    progress: Progress
+    recording: dict[str, Reply] = field(default_factory=dict)
+    allow_unsandboxed: bool = False
+    resumed: bool = False
+
+    async def execute(self) -> dict[str, Any]:
+        """Train, evaluate, write `summary.json`; returns the summary."""
+        started = time.monotonic()
+        store = CallStore(self.run.calls, self.recording)
+        try:
+            caller = Caller(self.pool, store)
+            executor = Executor(caller, read_answer, allow_unsandboxed=self.allow_unsandboxed)
+            trained = await self._train(executor, store)
+            tasks = choose_tasks(self.dataset.test, self.config.eval_tasks, self.config.seed)
+            rows = await self._evaluate(executor, store, tasks, trained)
+            summary = self._summary(rows, caller.live_calls, time.monotonic() - started)
+            self.run.write_json(SUMMARY, summary)
+        finally:
+            store.close()
+        return summary
+
+    async def _train(self, executor: Executor, store: CallStore) -> Orchestrator:
+        trainer = Trainer(
+            config=self.config,
+            policy=self.policy,
+            tasks=self.dataset.train,
+            executor=executor,
+            store=store,
+            run=self.run,
+        )
+        try:
+            done = trainer.resume() if self.resumed else 0
+            if done:
+                self.progress.note(f"resumed after step {done}")
+            self.progress.phase("training", self.config.steps - done, unit="step")
+            await trainer.train(self.progress)
+            return trainer.save_policy(
+                {
+                    "kind": "trained",
+                    "bench": self.config.bench,
+                    "seed": self.config.seed,
+                    "steps": self.config.steps,
+                    "config_sha256": self.config.sha256(),
+                    "params_sha256": params_sha256(trainer.decoder()),
+                }
+            )
+        finally:
+            trainer.close()
+
+    async def _evaluate(
+        self, executor: Executor, store: CallStore, tasks: list[Task], trained: Orchestrator
+    ) -> list[dict[str, Any]]:
+        texts = [t.prompt() for t in tasks]
+        slots = self.policy.prompt_slots(texts)
+        specs: dict[str, list[Parsed]] = {}
+        for method, policy in (("lemon", trained), ("warmstart", self.policy)):
+            specs[method] = [r.parsed for r in policy.write_greedy(texts, prompt_slots=slots)]
+        specs |= {name: fixed(spec, len(tasks)) for name, spec in baselines().items()}
+        rows = []
+        for method, parsed in specs.items():
+            self.progress.phase(f"evaluating {method}", len(tasks))
+            row, lines = await evaluate(executor, store, method, tasks, parsed, self.progress.advance)
+            self.run.append(EXECUTIONS, lines)
+            rows.append(row)
+        return rows
+
+    def _summary(self, rows: list[dict[str, Any]], live_calls: int, wall_s: float) -> dict[str, Any]:
+        metrics = self.run.read(METRICS)
+        rewards = [m["reward"] for m in metrics if m["reward"] is not None]
+        fifth = max(1, math.ceil(len(rewards) / 5))
+        # Steps of an earlier, interrupted process count with the time they took there.
+        earlier = sum(sum(v for k, v in row.items() if k.endswith("_s")) for row in self.run.read(TIMINGS))
+
+        def total(name: str) -> int:
+            return sum(m[name] for m in metrics)
+
+        specs = len(metrics) * self.config.specs_per_step
+        return {
+            "bench": self.config.bench,
+            "workers": self.config.workers,
+            "policy": self.config.policy,
+            "seed": self.config.seed,
+            "steps": self.config.steps,
+            "wall_s": round(max(wall_s, earlier) if self.resumed else wall_s, 1),
+            "data": {
+                "source": self.dataset.source,
+                "split": "test",
+                "n": len(self.dataset.test),
+                "sha256": self.dataset.sha256,
+            },
+            "train": {
+                "executions": total("executions"),
+                "counterfactual_executions": total("counterfactual_executions"),
+                "worker_tokens": total("worker_tokens"),
+                "counterfactual_tokens": total("counterfactual_tokens"),
+                "cached_calls": total("cached_calls"),
+                "recorded_calls": total("recorded_calls"),
+                "live_calls": live_calls,
+                "invalid_rate": round(
+                    sum(m["invalid_rate"] for m in metrics) * self.config.specs_per_step / max(specs, 1), 4
+                ),
+                "reward_first": _mean(rewards[:fifth]),
+                "reward_last": _mean(rewards[-fifth:]),
+            },
+            "eval": rows,
+        }
+
+
+def _mean(values: list[float]) -> float | None:
+    return round(sum(values) / len(values), 4) if values else None
+
+
+def manifest(config: RunConfig, dataset: Dataset, policy: Orchestrator, pool: WorkerPool) -> dict[str, Any]:
+    """What a run was made of: enough to know whether two runs should agree."""
+    models = {level: capacity.model for level, capacity in pool.config.capacities.items()}
+    return {
+        "config": config.to_dict(),
+        "config_sha256": config.sha256(),
+        "seed": config.seed,
+        "git_sha": _git_sha(),
+        "versions": {"lemon_jax": __version__, "python": platform.python_version(), **_versions()},
+        "device": f"{jax.devices()[0].device_kind} x {jax.device_count()}, {os.cpu_count()} cores",
+        "platform": platform.platform(),
+        "data": {"source": dataset.source, "sha256": dataset.sha256, "faults": list(dataset.faults)},
+        "tokenizer_sha256": policy.tokenizer.sha256,
+        "policy_sha256": params_sha256(policy.decoder),
+        "workers": {
+            "source": pool.config.source,
+            "capacities": models,
+            "identities": {level: pool.identity(level) for level in pool.config.capacities},
+        },
+    }
+
+
+def _versions() -> dict[str, str]:
+    out = {}
+    for name in PACKAGES:
+        try:
+            out[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            out[name] = "not installed"
+    return out
+
+
+def _git_sha() -> str | None:
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None

@@ -1,0 +1,88 @@
+"""Presets: TOML files with the fields of RunConfig, and tables that override them for one bench."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+from lemon_jax.errors import LemonError
+from lemon_jax.train.config import RunConfig, UpdateConfig
+from lemon_jax.train.rewards import RewardConfig
+
+_NESTED = {"update": UpdateConfig, "reward": RewardConfig}
+_COUNTS = ("steps", "tasks_per_step", "group", "edits_per_step", "eval_tasks", "checkpoint_every")
+
+
+def load_preset(path: Path, bench: str) -> RunConfig:
+    """The configuration of a preset file for one bench.
+
+    Raises:
+        LemonError: the file cannot be read, or all its faults by key.
+    """
+    try:
+        data = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.toml")))
+        raise LemonError(f"{path}: no such preset; there are {known or 'none'}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise LemonError(f"{path}: not a TOML file ({error})") from error
+    faults: list[str] = []
+    per_bench = data.pop("bench", {})
+    if not isinstance(per_bench, dict) or not all(isinstance(v, dict) for v in per_bench.values()):
+        raise LemonError(f"{path}: bench must hold tables such as [bench.aqua]")
+    config = _apply(RunConfig(bench=bench, preset=path.stem), data, "", faults)
+    for name, values in per_bench.items():
+        overridden = _apply(config, values, f"bench.{name}.", faults)
+        if name == bench:
+            config = overridden
+    if faults:
+        raise LemonError(f"{path}: {'; '.join(faults)}")
+    return config
+
+
+def check_counts(config: RunConfig) -> None:
+    """Raise LemonError for numbers that no run can have."""
+    low = {"steps": 0, "edits_per_step": 0, "eval_tasks": 1, "group": 2}
+    faults = [
+        f"{name.replace('_', '-')} is {getattr(config, name)}, it must be at least {low.get(name, 1)}"
+        for name in _COUNTS
+        if getattr(config, name) < low.get(name, 1)
+    ]
+    if config.edits_per_step > config.specs_per_step:
+        faults.append(
+            f"edits-per-step is {config.edits_per_step}, a step has only {config.specs_per_step} specs to edit"
+        )
+    if faults:
+        raise LemonError("; ".join(faults))
+
+
+def _apply(config: Any, values: dict[str, Any], where: str, faults: list[str]) -> Any:
+    known = {f.name: getattr(config, f.name) for f in fields(config)}
+    known.pop("bench", None), known.pop("preset", None)
+    changes: dict[str, Any] = {}
+    for key, value in values.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, known, 1)
+            hint = f", did you mean {close[0]}" if close else f", expected one of {', '.join(known)}"
+            faults.append(f"unknown key {where}{key}{hint}")
+        elif key in _NESTED:
+            if isinstance(value, dict):
+                changes[key] = _apply(known[key], value, f"{where}{key}.", faults)
+            else:
+                faults.append(f"{where}{key} must be a table")
+        elif not _fits(value, known[key]):
+            faults.append(f"{where}{key} is {value!r}, expected {type(known[key]).__name__}")
+        else:
+            changes[key] = type(known[key])(value)
+    return replace(config, **changes)
+
+
+def _fits(value: Any, like: Any) -> bool:
+    if isinstance(like, bool) or isinstance(value, bool):
+        return isinstance(value, bool) and isinstance(like, bool)
+    if isinstance(like, float):
+        return isinstance(value, (int, float))
+    return isinstance(value, type(like))

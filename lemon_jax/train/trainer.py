@@ -1,0 +1,149 @@
+"""The training loop: write, execute, edit, update; and pick up where a killed run stopped."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+from flax import nnx
+
+from lemon_jax.bench import Task
+from lemon_jax.errors import LemonError
+from lemon_jax.model import Decoder
+from lemon_jax.orchestrator import Orchestrator
+from lemon_jax.runtime import CallStore, Executor
+from lemon_jax.train.batch import make_batch, span_tokens
+from lemon_jax.train.checkpoint import Checkpoints
+from lemon_jax.train.config import RunConfig
+from lemon_jax.train.edit_sampler import EditSampler
+from lemon_jax.train.losses import group_advantages, zero_std_fraction
+from lemon_jax.train.rollouts import StepOutcome, execution_rows, run_step, step_metrics, tasks_of_step
+from lemon_jax.train.run_dir import EXECUTIONS, METRICS, TIMINGS, RunDir
+from lemon_jax.train.update import init_state, update
+
+
+class Progress(Protocol):
+    """Where the loop reports to; `report.RunProgress` is one."""
+
+    def advance(self, n: int = 1, **facts: Any) -> None: ...
+
+
+@dataclass
+class Trainer:
+    """Trains `policy` on `tasks`. The warm-started policy stays as the KL reference."""
+
+    config: RunConfig
+    policy: Orchestrator
+    tasks: tuple[Task, ...]
+    executor: Executor
+    store: CallStore
+    run: RunDir
+
+    def __post_init__(self) -> None:
+        self._graph, self._reference = nnx.split(self.policy.decoder)
+        self._prompt_slots = self.policy.prompt_slots([t.prompt() for t in self.tasks])
+        # A copy: the update donates its state's buffers, and the reference must outlive them.
+        params = jax.tree.map(lambda x: x.copy(), self._reference)
+        self._state = init_state(params, self.config.update)
+        self._sampler = EditSampler()
+        self._checkpoints = Checkpoints(self.run.checkpoints)
+        self.steps_done = 0
+
+    def resume(self) -> int:
+        """Load the newest readable checkpoint and cut the logs back to it; returns the steps done."""
+        restored = self._checkpoints.restore(self._state, self._sampler)
+        if restored is not None:
+            self.steps_done, self._state, self._sampler = restored
+        self.run.cut_back(self.steps_done)
+        return self.steps_done
+
+    def decoder(self) -> Decoder:
+        """The decoder with its present parameters."""
+        return nnx.merge(self._graph, self._state.params)
+
+    async def train(self, progress: Progress) -> None:
+        """Run the remaining steps. Raises LemonError naming the step whose loss is not finite."""
+        while self.steps_done < self.config.steps:
+            metrics = await self._step(self.steps_done)
+            self.steps_done += 1
+            if self.steps_done % self.config.checkpoint_every == 0 or self.steps_done == self.config.steps:
+                self._checkpoints.save(self.steps_done, self._state, self._sampler)
+            progress.advance(
+                1,
+                **{
+                    k: metrics[k]
+                    for k in ("reward", "accuracy", "invalid_rate", "cost_per_task", "worker_tokens")
+                },
+            )
+
+    async def _step(self, step: int) -> dict[str, Any]:
+        started = time.monotonic()
+        tasks = tasks_of_step(self.tasks, self.config, step)
+        rollouts = self.policy.write(
+            [t.prompt() for t in tasks],
+            jax.random.fold_in(jax.random.key(self.config.seed), step),
+            group=self.config.group,
+            temperature=self.config.update.temperature,
+            prompt_slots=self._prompt_slots,
+            decoder=self.decoder(),
+        )
+        sampled = time.monotonic()
+        outcome = await run_step(self.executor, self.config, step, tasks, rollouts, self._sampler)
+        executed = time.monotonic()
+        metrics = step_metrics(outcome, self.store, self._sampler, step)
+        metrics |= self._update(outcome, step)
+        self._sampler = self._sampler.updated(
+            [(c.edit.family, c.difference) for c in outcome.contrasts if not np.isnan(c.difference)]
+        )
+        self.run.append(EXECUTIONS, execution_rows(outcome, self.config, step))
+        self.run.append(METRICS, [metrics])
+        seconds = {"sample_s": sampled - started, "execute_s": executed - sampled}
+        seconds["update_s"] = time.monotonic() - executed
+        self.run.append(TIMINGS, [{"step": step} | {k: round(v, 3) for k, v in seconds.items()}])
+        return metrics
+
+    def _update(self, outcome: StepOutcome, step: int) -> dict[str, Any]:
+        totals = outcome.totals()
+        edits = [
+            (c.index, span_tokens(self.policy.tokenizer, outcome.rollouts[c.index], c.edit), c.difference)
+            for c in outcome.contrasts
+            if not np.isnan(c.difference)
+        ]
+        batch = make_batch(
+            outcome.rollouts,
+            group_advantages(totals, self.config.group),
+            [r.masked for r in outcome.rewards],
+            edits,
+            num_edits=self.config.edits_per_step,
+            prompt_slots=self._prompt_slots,
+            pad_id=self.policy.tokenizer.pad_id,
+        )
+        self._state, values = update(
+            self._state, self._reference, batch, graph=self._graph, config=self.config.update
+        )
+        metrics = {name: float(value) for name, value in values.items()}
+        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
+        if bad:
+            raise LemonError(
+                f"step {step}: {', '.join(bad)} not finite; lower update.learning_rate in the preset, "
+                f"or resume from the checkpoint before it"
+            )
+        return metrics | {"frac_reward_zero_std": zero_std_fraction(totals, self.config.group)}
+
+    def save_policy(self, manifest: dict[str, Any]) -> Orchestrator:
+        """Write the trained policy into the run directory, in fp32, and return it."""
+        trained = Orchestrator(
+            self.decoder(),
+            self.policy.config,
+            self.policy.tokenizer,
+            max_prompt=self.policy.max_prompt,
+            max_new=self.policy.max_new,
+        )
+        trained.save(self.run.policy, manifest, dtype="float32")
+        return trained
+
+    def close(self) -> None:
+        self._checkpoints.close()
