@@ -29,23 +29,33 @@ EXIT_FAULT, EXIT_INTERRUPTED = 2, 130
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+        description=__doc__,
+        # Wide enough for the longest flag, so that each is explained on its own line.
+        formatter_class=lambda prog: argparse.RawDescriptionHelpFormatter(prog, max_help_position=30),
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("--bench", help="aqua or multiarith (required unless --resume)")
-    add("--preset", default="default", help="default, full, paper, or a TOML file (default)")
-    add("--workers", default=None, help="embedded, scripted, or a worker file FILE.toml (embedded)")
+    add("--preset", default=None, metavar="NAME", help="default, full, paper, or a TOML file (default)")
     add(
-        "--policy", default=None, help="policy to start from: a folder, or a name in checkpoints/ (warmstart)"
+        "--workers",
+        default=None,
+        metavar="WORKERS",
+        help="embedded, scripted, or a worker file FILE.toml (embedded)",
     )
-    add("--steps", type=int, default=None, help="training steps; 0 evaluates only (default preset: 20)")
-    add("--tasks-per-step", type=int, default=None, help="tasks a step (default preset: 4, aqua 2)")
-    add("--group", type=int, default=None, help="specs a task (4)")
-    add("--eval-tasks", type=int, default=None, help="held-out tasks (default preset: 100, aqua 40)")
-    add("--seed", type=int, default=None, help="seed of tasks, sampling and edits (0)")
-    add("--out", type=Path, default=None, help="run directory (runs/<bench>-<preset>-s<seed>-<time>)")
+    add(
+        "--policy",
+        metavar="POLICY",
+        help="policy to start from: a folder, or a name in checkpoints/ (warmstart)",
+    )
+    add("--steps", type=int, metavar="N", help="training steps; 0 evaluates only (default preset: 20)")
+    add("--tasks-per-step", type=int, metavar="N", help="tasks a step (default preset: 4, aqua 2)")
+    add("--group", type=int, metavar="N", help="specs a task (4)")
+    add("--eval-tasks", type=int, metavar="N", help="held-out tasks (default preset: 100, aqua 40)")
+    add("--seed", type=int, metavar="N", help="seed of tasks, sampling and edits (0)")
+    add("--out", type=Path, metavar="RUN_DIR", help="run directory (runs/<bench>-<preset>-s<seed>-<time>)")
     add("--resume", type=Path, default=None, metavar="RUN_DIR", help="continue a run that was stopped (off)")
-    add("--data", type=Path, default=None, help="folder of benchmark files (LEMON_DATA, cache, download)")
+    add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
     add("--no-counterfactual", action="store_true", help="train by GRPO alone (off)")
     add("--fresh", action="store_true", help="ignore the shipped recordings of worker calls (off)")
     add("--allow-unsandboxed", action="store_true", help="run programs without an isolating kernel (off)")
@@ -72,6 +82,7 @@ def main(argv: list[str] | None = None) -> int:
 def run(args: argparse.Namespace) -> int:
     from lemon_jax.backends import WorkerPool, worker_config
     from lemon_jax.bench import load
+    from lemon_jax.errors import LemonError
     from lemon_jax.orchestrator import Orchestrator
     from lemon_jax.report import RunProgress, write_report
     from lemon_jax.report.cli import print_results
@@ -112,7 +123,12 @@ def run(args: argparse.Namespace) -> int:
                     allow_unsandboxed=args.allow_unsandboxed,
                     resumed=earlier is not None,
                 )
-                return await running.execute(), directory
+                try:
+                    return await running.execute(), directory
+                except LemonError:
+                    if earlier is None:
+                        directory.discard_unused()
+                    raise
 
         summary, directory = asyncio.run(job())
     print_results(summary, directory.read(EXECUTIONS))
@@ -131,7 +147,7 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any] | None]
     names = ("workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     if args.resume is not None:
-        given |= {k: v for k, v in (("bench", args.bench), ("out", args.out)) if v is not None}
+        given |= {k: getattr(args, k) for k in ("bench", "preset", "out") if getattr(args, k) is not None}
         given |= {"no_counterfactual": True} if args.no_counterfactual else {}
         if given:
             flags = ", ".join("--" + name.replace("_", "-") for name in given)
@@ -146,10 +162,14 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any] | None]
             ) from error
     if args.bench is None:
         raise LemonError("--bench is missing; give --bench aqua or --bench multiarith")
-    preset = Path(args.preset) if args.preset.endswith(".toml") else PRESETS / f"{args.preset}.toml"
+    name = args.preset or "default"
+    preset = Path(name) if name.endswith(".toml") else PRESETS / f"{name}.toml"
     config = replace(load_preset(preset, args.bench), **given)
     if args.no_counterfactual:
         config = replace(config, edits_per_step=0)
+    elif "tasks_per_step" in given or "group" in given:
+        # Fewer specs than the preset means to edit: every one of them is edited.
+        config = replace(config, edits_per_step=min(config.edits_per_step, max(config.specs_per_step, 0)))
     check_counts(config)
     return config, None
 

@@ -26,6 +26,7 @@ from lemon_jax.errors import LemonError
 from lemon_jax.model import PRESETS, Decoder, params_sha256, train_tokenizer
 from lemon_jax.orchestrator import Orchestrator
 from lemon_jax.spec import dump
+from lemon_jax.train.llm_teacher import llm_specs
 from lemon_jax.train.sft import SFTConfig, encode_examples, train
 from lemon_jax.train.teacher import write_spec
 
@@ -99,7 +100,11 @@ def _run(args: argparse.Namespace) -> None:
             spent = time.monotonic() - start
             print(f"step {step + 1:4d}/{args.steps}  loss {loss:.4f} nats/token  {spent:6.0f} s", flush=True)
 
-    policy = train(policy, encode_examples(policy, pairs), sft, on_step)
+    # An LLM's specs may be of any length; the sampler's must fit, or it is at fault.
+    examples = encode_examples(policy, pairs, skip_long=args.teacher != "sampler")
+    if len(examples) < len(pairs):
+        print(f"{len(pairs) - len(examples)} specs skipped: longer than {policy.max_new} tokens")
+    policy = train(policy, examples, sft, on_step)
     manifest = {
         "kind": "warm start",
         "command": "python experiments/sft.py " + " ".join(sys.argv[1:]),
@@ -134,8 +139,6 @@ def _pairs(tasks: list[Task], args: argparse.Namespace) -> list[tuple[str, str]]
             for t in tasks
             for _ in range(args.specs_per_task)
         ]
-    from lemon_jax.train.llm_teacher import llm_specs  # starts worker servers: only where asked for
-
     specs = asyncio.run(llm_specs(tasks, args.teacher, per_task=args.specs_per_task))
     return [(task.prompt(), dump(spec)) for task, spec in specs]
 

@@ -12,7 +12,16 @@ import jax
 import numpy as np
 
 from lemon_jax.errors import LemonError
-from lemon_jax.model import Decoder, DecoderConfig, Samples, Tokenizer, load_weights, sample, save_weights
+from lemon_jax.model import (
+    Decoder,
+    DecoderConfig,
+    Samples,
+    Tokenizer,
+    load_weights,
+    params_sha256,
+    sample,
+    save_weights,
+)
 from lemon_jax.spec import Parsed, parse
 
 WEIGHTS_FILE = "policy.safetensors"
@@ -21,6 +30,7 @@ MANIFEST_FILE = "manifest.json"
 SEPARATOR = "\n\nSpec:\n"  # between the task and the spec
 PROMPT_BUCKET = 32  # prompt slots are a multiple of this, so that few shapes are compiled
 EVAL_BATCH = 16
+LIMITS = {"max_prompt": 256, "max_new": 320}  # in tokens; a policy's manifest may name others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,8 +62,8 @@ class Orchestrator:
         config: DecoderConfig,
         tokenizer: Tokenizer,
         *,
-        max_prompt: int = 256,
-        max_new: int = 320,
+        max_prompt: int = LIMITS["max_prompt"],
+        max_new: int = LIMITS["max_new"],
     ):
         if config.vocab_size != tokenizer.vocab_size:
             raise LemonError(
@@ -68,29 +78,37 @@ class Orchestrator:
 
     @classmethod
     def load(cls, folder: Path) -> Orchestrator:
-        """A policy folder: weights, tokenizer, manifest. Raises LemonError naming what is missing or damaged."""
+        """A policy folder: weights, tokenizer, manifest. Raises LemonError naming what is damaged."""
         if not folder.is_dir():
             raise LemonError(f"{folder}: no such policy folder; train one with experiments/sft.py")
         manifest = read_manifest(folder)
         decoder, config = load_weights(folder / WEIGHTS_FILE)
         tokenizer = Tokenizer(folder / TOKENIZER_FILE)
-        expected = manifest.get("tokenizer_sha256")
-        if expected and expected != tokenizer.sha256:
-            raise LemonError(
-                f"{folder / TOKENIZER_FILE}: SHA-256 {tokenizer.sha256[:12]}…, the manifest says "
-                f"{expected[:12]}…; restore the folder or train the policy again"
-            )
-        return cls(
-            decoder,
-            config,
-            tokenizer,
-            max_prompt=int(manifest.get("max_prompt", 256)),
-            max_new=int(manifest.get("max_new", 320)),
-        )
+        # A safetensors file carries no checksum of its own: a flipped byte would load as another number.
+        found = {
+            "params_sha256": (WEIGHTS_FILE, params_sha256(decoder)),
+            "tokenizer_sha256": (TOKENIZER_FILE, tokenizer.sha256),
+        }
+        for key, (name, digest) in found.items():
+            if manifest.get(key, digest) != digest:
+                raise LemonError(
+                    f"{folder / name}: {key} is {digest[:12]}…, the manifest says "
+                    f"{str(manifest[key])[:12]}…; restore the folder or train the policy again"
+                )
+        limits = {name: manifest.get(name, default) for name, default in LIMITS.items()}
+        for name, value in limits.items():
+            if isinstance(value, bool) or not isinstance(value, int) or value < PROMPT_BUCKET:
+                raise LemonError(
+                    f"{folder / MANIFEST_FILE}: {name} is {value!r}, expected a whole number of tokens of at "
+                    f"least {PROMPT_BUCKET}; restore the folder"
+                )
+        return cls(decoder, config, tokenizer, **limits)
 
     def save(self, folder: Path, manifest: dict[str, Any], *, dtype: str = "bfloat16") -> None:
         """Write a policy folder that `load` reads."""
         folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob(f".{WEIGHTS_FILE}.*"):  # of a save that was killed
+            leftover.unlink()
         save_weights(folder / WEIGHTS_FILE, self.decoder, self.config, dtype=dtype)  # type: ignore[arg-type]
         (folder / TOKENIZER_FILE).write_bytes(self.tokenizer.proto)
         facts = {

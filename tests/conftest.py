@@ -5,7 +5,6 @@ Only the environment is set here: tests of the parts that do not use JAX must no
 
 import os
 
-import pytest
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -16,10 +15,3 @@ if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 
 install_import_hook("lemon_jax.model", "beartype.beartype")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    # nnx.State derives from a typing alias that beartype would rather see spelled otherwise.
-    config.addinivalue_line(
-        "filterwarnings", "ignore::beartype.roar.BeartypeDecorHintPep585DeprecationWarning"
-    )

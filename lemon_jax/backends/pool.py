@@ -95,7 +95,9 @@ class WorkerPool:
             return ScriptedBackend(identity=f"scripted:1:{model.name}")
         if model.backend == "openai":
             key = self._api_key(model)
-            return OpenAIBackend(model.base_url, model.model, key, max_concurrency=model.slots)
+            return OpenAIBackend(
+                model.base_url, model.model, key, identity=model.identity, max_concurrency=model.slots
+            )
         return self._open_embedded(model)
 
     def _open_embedded(self, model: ModelConfig) -> Backend:

@@ -71,6 +71,7 @@ _KEYS: dict[str, dict[str, _Key]] = {
         "base_url": _URL,
         "model": _text(required=True),
         "api_key_env": _text(),
+        "identity": _text(),
         "slots": _integer(1, 1024),
     },
     "embedded": {

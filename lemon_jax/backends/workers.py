@@ -1,4 +1,10 @@
-"""The worker file (TOML): which model answers at which capacity, at which price."""
+"""The worker file (TOML): which model answers at which capacity, at which price.
+
+A server behind `backend = "openai"` does not tell which weights it serves, so its calls are keyed by
+its address and its name of the model. `identity` replaces that name: a recording or a call store made
+with the same weights elsewhere then serves these calls too. Embedded models use
+"gguf:" and the first 16 hex digits of the file's SHA-256, such as "gguf:1d9614638d18024d".
+"""
 
 from __future__ import annotations
 
@@ -24,6 +30,7 @@ class ModelConfig:
     base_url: str = ""
     model: str = ""  # the server's name of the model
     api_key_env: str | None = None  # the environment variable that holds the key, never the key
+    identity: str | None = None  # which weights the server serves; None: its address and `model`
     path: Path | None = None  # a local GGUF file; relative to the worker file
     preset: str | None = None
     slots: int = 8  # requests served at once

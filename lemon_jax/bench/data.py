@@ -3,6 +3,9 @@
 Order: the folder given, the folder in LEMON_DATA, the user's cache, the official address. A named folder
 that is incomplete or damaged is an error. The built-in sample is used only when no folder was named and the
 official files cannot be reached, and `Dataset.banner` then says so.
+
+LEMON_DATA_URL replaces the official address (a mirror in a closed network: the same paths, the same digests),
+LEMON_CACHE the user's cache folder.
 """
 
 import hashlib
@@ -147,10 +150,12 @@ def load(
     data_dir: Path | None = None,
     download: bool = True,
     on_progress: Progress | None = None,
-    base_url: str = OFFICIAL_URL,
+    base_url: str | None = None,
     cache_dir: Path | None = None,
 ) -> Dataset:
-    """Load a benchmark; `data_dir` holds e.g. aqua/dev.json, `cache_dir` replaces the user's cache folder.
+    """Load a benchmark; `data_dir` holds e.g. aqua/dev.json.
+
+    `base_url` and `cache_dir` come before LEMON_DATA_URL and LEMON_CACHE.
 
     Raises:
         LemonError: unknown bench; a named folder is incomplete or damaged; a download has another digest; the
@@ -162,7 +167,8 @@ def load(
     named = (data_dir, "--data") if data_dir else (os.environ.get("LEMON_DATA"), "LEMON_DATA")
     if named[0]:
         return build(bench, source, [_named_file(Path(named[0]), named[1], file) for file in source.files])
-    cache = cache_dir or user_cache_path("lemon_jax") / "data"
+    cache = cache_dir or _cache()
+    base_url = (base_url or os.environ.get("LEMON_DATA_URL") or OFFICIAL_URL).rstrip("/")
     paths = []
     for file in source.files:
         try:
@@ -174,6 +180,11 @@ def load(
                 f"{cache}: {error}; name a folder with the files instead (--data DIR)"
             ) from error
     return build(bench, source, paths)
+
+
+def _cache() -> Path:
+    root = os.environ.get("LEMON_CACHE")
+    return (Path(root).expanduser() if root else user_cache_path("lemon_jax")) / "data"
 
 
 def _named_file(folder: Path, named_by: str, file: DataFile) -> Path:

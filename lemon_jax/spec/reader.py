@@ -80,6 +80,8 @@ def _build(text: str, base: int) -> Node | None:
     stack: list[Node] = []
     documents = 0
     for event in yaml.parse(text[base:], Loader=LOADER):
+        assert event.start_mark is not None  # what a parser yields has both marks
+        assert event.end_mark is not None
         start = base + event.start_mark.index
         end = base + event.end_mark.index
         if isinstance(event, yaml.CollectionEndEvent):
@@ -115,6 +117,7 @@ def _node(event: yaml.NodeEvent, text: str, start: int, end: int) -> Node:
         if event.style in ("|", ">"):  # the parser's end mark lies behind the blank lines that follow
             end = start + len(text[start:end].rstrip())
         return Node("scalar", start, end, text=event.value, style=event.style or "")
+    assert isinstance(event, yaml.CollectionStartEvent)  # aliases have been refused
     kind: Literal["list", "map"] = "list" if isinstance(event, yaml.SequenceStartEvent) else "map"
     return Node(kind, start, end, flow=bool(event.flow_style))
 
@@ -125,7 +128,7 @@ def _refuse_references(event: yaml.NodeEvent, start: int) -> None:
         raise _fault("E_ALIAS", start, f"alias *{event.anchor} is not allowed", quote)
     if event.anchor is not None:
         raise _fault("E_ANCHOR", start, f"anchor &{event.anchor} is not allowed", quote)
-    if event.tag is not None:
+    if isinstance(event, yaml.ScalarEvent | yaml.CollectionStartEvent) and event.tag is not None:
         raise _fault("E_TAG", start, f"tag {event.tag} is not allowed", quote)
 
 

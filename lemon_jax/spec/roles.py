@@ -62,8 +62,8 @@ Expression: 7 * (5 + 3)
 """
 
 _PROGRAMMING_EXPERT = """\
-You write a very short Python program that computes the answer. Use plain variables, no functions, no prints, \
-no comments. The last line sets `answer` to a number.
+You write a very short Python program that computes the answer. Use plain variables, no functions, no \
+prints, no comments. The last line sets `answer` to a number.
 
 Question: A shirt costs 40 dollars after a discount of 20 percent. What was the price before?
 Program:

@@ -1,0 +1,1 @@
+"""Learning: the warm start, GRPO with counterfactual credit, and the run around them."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,26 +13,27 @@ from lemon_jax.orchestrator import Rollout, pad
 from lemon_jax.spec import Edit
 
 COMPLETION_BUCKET = 64  # completion slots are a multiple of this, so that few shapes are compiled
+Array = Any  # NumPy where it is built, traced inside the jit-compiled update
 
 
 class UpdateBatch(NamedTuple):
     """B rollouts and K edits. An edit's row repeats its rollout up to the edited span, where the new
     span stands; an absent edit has weight 0 and points at rollout 0."""
 
-    prompts_BxP: np.ndarray
-    prompt_lengths_B: np.ndarray
-    completions_BxC: np.ndarray
-    lengths_B: np.ndarray
-    old_log_probs_BxC: np.ndarray
-    advantages_B: np.ndarray
-    kept_B: np.ndarray  # False: a masked execution; its tokens count nowhere
-    source_K: np.ndarray  # the rollout that was edited
-    first_K: np.ndarray  # original span, in completion tokens: [first, last)
-    last_K: np.ndarray
-    edited_completions_KxC: np.ndarray
-    edited_lengths_K: np.ndarray  # ends with the edited span, which starts at first_K too
-    contrast_K: np.ndarray
-    weight_K: np.ndarray
+    prompts_BxP: Array
+    prompt_lengths_B: Array
+    completions_BxC: Array
+    lengths_B: Array
+    old_log_probs_BxC: Array
+    advantages_B: Array
+    kept_B: Array  # False: a masked execution; its tokens count nowhere
+    source_K: Array  # the rollout that was edited
+    first_K: Array  # original span, in completion tokens: [first, last)
+    last_K: Array
+    edited_completions_KxC: Array
+    edited_lengths_K: Array  # ends with the edited span, which starts at first_K too
+    contrast_K: Array
+    weight_K: Array
 
 
 @dataclass(frozen=True, kw_only=True)

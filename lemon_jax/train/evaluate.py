@@ -27,7 +27,7 @@ class Scored:
     def infra_failed(self) -> bool:
         return self.execution is not None and self.execution.infra_failed
 
-    def keys(self) -> list[str]:
+    def call_keys(self) -> list[str]:
         """Call keys in spec order, with repetitions."""
         agents: tuple[AgentRun, ...] = self.execution.agents if self.execution else ()
         return [key for agent in agents for key in agent.keys]
@@ -102,17 +102,14 @@ def _agent_row(agent: AgentRun) -> dict[str, Any]:
 @dataclass(frozen=True, kw_only=True)
 class CallCount:
     """Calls of some executions. `new` were first asked for in this scope; of them `recorded` were
-    answered by a recording; the others were cached. `tokens` are prompt and generated tokens of the
-    new ones."""
+    answered by a recording; `cached` had been answered before. A call that failed is none of these.
+    `tokens` are prompt and generated tokens of the new ones."""
 
     calls: int
     new: int
+    cached: int
     recorded: int
     tokens: int
-
-    @property
-    def cached(self) -> int:
-        return self.calls - self.new
 
 
 def count_calls(store: CallStore, scope: str, keys: Sequence[str], *, known: Iterable[str] = ()) -> CallCount:
@@ -121,11 +118,13 @@ def count_calls(store: CallStore, scope: str, keys: Sequence[str], *, known: Ite
     It depends on the set of keys and on the scope that first asked for each, not on which execution
     happened to be served first, nor on interruptions.
     """
-    origin = store.origin(set(keys) - set(known))
-    new = [key for key, (first_scope, _) in origin.items() if first_scope == scope]
+    origin = store.origin(keys)  # failed calls are not stored
+    before = set(known)
+    new = [key for key, (first, _) in origin.items() if first == scope and key not in before]
     return CallCount(
         calls=len(keys),
         new=len(new),
+        cached=sum(key in origin for key in keys) - len(new),
         recorded=sum(origin[key][1] for key in new),
         tokens=store.tokens(new),
     )
@@ -165,7 +164,7 @@ async def evaluate(
     correct = sum(s.grade.correct for s in known)
     usages = [s.execution.usage for s in known if s.execution]
     n = max(len(known), 1)
-    calls = count_calls(store, scope, [key for s in scored for key in s.keys()])
+    calls = count_calls(store, scope, [key for s in scored for key in s.call_keys()])
     low, high = wilson(correct, len(known)) if known else (0.0, 1.0)
     row = {
         "method": method,

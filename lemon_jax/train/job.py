@@ -8,7 +8,7 @@ import os
 import platform
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -177,6 +177,9 @@ def manifest(config: RunConfig, dataset: Dataset, policy: Orchestrator, pool: Wo
             "source": pool.config.source,
             "capacities": models,
             "identities": {level: pool.identity(level) for level in pool.config.capacities},
+            # Prices and samples decide rewards and requests as much as the weights do.
+            "settings": {level: asdict(capacity) for level, capacity in pool.config.capacities.items()},
+            "cost": asdict(pool.config.cost),
         },
     }
 

@@ -6,13 +6,15 @@ import difflib
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
+from lemon_jax.bench import SOURCES
 from lemon_jax.errors import LemonError
 from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.rewards import RewardConfig
 
 _NESTED = {"update": UpdateConfig, "reward": RewardConfig}
+_WORDS = {"tokens": get_args(get_type_hints(RewardConfig)["tokens"])}
 _COUNTS = ("steps", "tasks_per_step", "group", "edits_per_step", "eval_tasks", "checkpoint_every")
 
 
@@ -35,6 +37,8 @@ def load_preset(path: Path, bench: str) -> RunConfig:
         raise LemonError(f"{path}: bench must hold tables such as [bench.aqua]")
     config = _apply(RunConfig(bench=bench, preset=path.stem), data, "", faults)
     for name, values in per_bench.items():
+        if name not in SOURCES:
+            faults.append(f"unknown table bench.{name}, expected one of {', '.join(SOURCES)}")
         overridden = _apply(config, values, f"bench.{name}.", faults)
         if name == bench:
             config = overridden
@@ -53,8 +57,11 @@ def check_counts(config: RunConfig) -> None:
     ]
     if config.edits_per_step > config.specs_per_step:
         faults.append(
-            f"edits-per-step is {config.edits_per_step}, a step has only {config.specs_per_step} specs to edit"
+            f"edits-per-step is {config.edits_per_step}, "
+            f"a step has only {config.specs_per_step} specs to edit"
         )
+    if not 0 <= config.seed < 2**32:
+        faults.append(f"seed is {config.seed}, it must be from 0 to {2**32 - 1}")
     if faults:
         raise LemonError("; ".join(faults))
 
@@ -75,6 +82,8 @@ def _apply(config: Any, values: dict[str, Any], where: str, faults: list[str]) -
                 faults.append(f"{where}{key} must be a table")
         elif not _fits(value, known[key]):
             faults.append(f"{where}{key} is {value!r}, expected {type(known[key]).__name__}")
+        elif key in _WORDS and value not in _WORDS[key]:
+            faults.append(f"{where}{key} is {value!r}, expected one of {', '.join(_WORDS[key])}")
         else:
             changes[key] = type(known[key])(value)
     return replace(config, **changes)

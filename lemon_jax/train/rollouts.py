@@ -157,8 +157,8 @@ def step_metrics(outcome: StepOutcome, store: CallStore, sampler: EditSampler, s
         s for s, r in zip(outcome.scored, outcome.rewards, strict=True) if s.execution and not r.masked
     ]
     specs = [s.parsed.spec for s in executed if s.parsed.spec is not None]
-    own = [key for s in outcome.scored for key in s.keys()]
-    theirs = [key for c in outcome.contrasts for key in c.scored.keys()]
+    own = [key for s in outcome.scored for key in s.call_keys()]
+    theirs = [key for c in outcome.contrasts for key in c.scored.call_keys()]
     calls = count_calls(store, scope_of(step), own)
     extra = count_calls(store, scope_of(step), theirs, known=own)
     known = totals[~np.isnan(totals)]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import sqlite3
 from collections.abc import Callable, Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +66,20 @@ class RunDir:
     def calls(self) -> Path:
         return self.path / CALLS
 
+    def discard_unused(self) -> None:
+        """Remove a new run that failed before its first worker call: its folder holds nothing of use."""
+        if self.calls.exists():
+            with closing(sqlite3.connect(self.calls)) as store:
+                if store.execute("select count(*) from calls").fetchone()[0]:
+                    return
+        if (self.path / METRICS).exists() or (self.path / EXECUTIONS).exists():
+            return
+        for name in (MANIFEST, CALLS, f"{CALLS}-wal", f"{CALLS}-shm"):
+            (self.path / name).unlink(missing_ok=True)
+        for folder in (self.checkpoints, self.path):
+            with contextlib.suppress(OSError):  # not there, or something else is in it and stays
+                folder.rmdir()
+
     def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Append rows as JSON lines. NaN is an error: a log that other programs cannot read is none."""
         text = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
@@ -88,8 +105,20 @@ class RunDir:
         return rows
 
     def cut(self, name: str, keep: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrite a JSON-lines file with the rows that `keep` accepts, atomically."""
-        rows = [row for row in self.read(name) if keep(row)]
+        """Rewrite a JSON-lines file with the rows that `keep` accepts, atomically.
+
+        Raises LemonError naming a line that `keep` cannot judge.
+        """
+        rows = []
+        for number, row in enumerate(self.read(name), start=1):
+            try:
+                if keep(row):
+                    rows.append(row)
+            except (KeyError, TypeError) as error:
+                raise LemonError(
+                    f"{self.path / name}:{number}: not a line of a run ({type(error).__name__}: {error}); "
+                    "restore the run folder"
+                ) from error
         text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         _replace(self.path / name, text)
 

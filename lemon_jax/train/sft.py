@@ -44,12 +44,19 @@ class Example:
     completion: tuple[int, ...]
 
 
-def encode_examples(policy: Orchestrator, pairs: Sequence[tuple[str, str]]) -> list[Example]:
-    """(task text, canonical spec) pairs as ids. Raises LemonError for a spec longer than the policy writes."""
+def encode_examples(
+    policy: Orchestrator, pairs: Sequence[tuple[str, str]], *, skip_long: bool = False
+) -> list[Example]:
+    """(task text, canonical spec) pairs as ids; with `skip_long`, without specs that the policy cannot write.
+
+    Raises LemonError for a spec longer than `policy.max_new` tokens otherwise.
+    """
     out = []
     for task_text, spec_text in pairs:
         completion = (*policy.tokenizer.encode(spec_text), policy.tokenizer.eos_id)
         if len(completion) > policy.max_new:
+            if skip_long:
+                continue
             raise LemonError(
                 f"a teacher's spec has {len(completion)} tokens, the policy writes at most {policy.max_new}"
             )
@@ -90,7 +97,7 @@ def sft_loss(
     log_probs_BxC, _ = completion_log_probs(
         decoder, prompts_BxP, prompt_lengths_B, completions_BxC, lengths_B, chunk=32
     )
-    return -jnp.sum(log_probs_BxC) / jnp.maximum(jnp.sum(lengths_B), 1)
+    return -jnp.sum(log_probs_BxC) / jnp.maximum(jnp.sum(lengths_B), 1).astype(jnp.float32)
 
 
 def optimizer(config: SFTConfig) -> optax.GradientTransformation:

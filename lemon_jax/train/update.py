@@ -112,5 +112,5 @@ def update(
 
     (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
-    metrics["grad_norm"] = optax.global_norm(grads)
+    metrics["grad_norm"] = optax.tree.norm(grads)
     return TrainState(params=optax.apply_updates(state.params, updates), opt_state=opt_state), metrics

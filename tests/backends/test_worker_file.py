@@ -148,6 +148,18 @@ def test_check_names_address_and_key(monkeypatch):
         run_pool(openai(url), check)
 
 
+def test_a_server_may_be_given_the_identity_of_its_weights():
+    async def identities(pool):
+        return pool.identity("small"), pool.identity("large")
+
+    weights = "gguf:1d9614638d18024d"
+    given = run_pool(openai("http://h/v1", f'identity = "{weights}"'), identities)
+    assert given == (weights, weights)
+    assert run_pool(openai("http://h/v1"), identities) == ("openai:x@h", "openai:x@h")
+    with pytest.raises(LemonError, match=r"models\.m\.identity: found '', expected a text"):
+        parse(openai("http://h/v1", 'identity = ""'))
+
+
 def test_embedded_identity_needs_no_model_file():
     async def use(pool):
         return pool.identity("small"), pool.identity("large")

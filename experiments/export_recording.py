@@ -1,0 +1,52 @@
+"""Export the worker calls of runs as the recording that serves later runs of the same bench.
+
+    python experiments/export_recording.py runs/multiarith-default-s0-... --bench multiarith
+
+A recording holds keys (hashes) and replies, never the text of a task. Calls already recorded are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from lemon_jax.errors import LemonError
+from lemon_jax.runtime import CallStore, read_recording, write_recording
+
+RECORDINGS = Path(__file__).resolve().parent.parent / "checkpoints" / "recordings"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", type=Path, nargs="+", help="run directories, or their calls.sqlite")
+    parser.add_argument("--bench", required=True, help="names the recording")
+    parser.add_argument(
+        "--out", type=Path, default=RECORDINGS, help="folder of recordings (the shipped ones)"
+    )
+    args = parser.parse_args()
+    try:
+        path = args.out / f"{args.bench}.jsonl.xz"
+        replies = read_recording(path) if path.exists() else {}
+        before = len(replies)
+        for run in args.runs:
+            calls = run / "calls.sqlite" if run.is_dir() else run
+            if not calls.is_file():
+                raise LemonError(f"{calls}: no such call store; give the folder of a run")
+            store = CallStore(calls)
+            replies |= store.replies()
+            store.close()
+        args.out.mkdir(parents=True, exist_ok=True)
+        write_recording(path, replies)
+    except LemonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    size = path.stat().st_size / 1024
+    print(f"{path}: {len(replies):,} calls ({len(replies) - before:,} new), {size:,.0f} KiB")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,176 @@
+"""The main job from its command line to the files it writes."""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+import tomllib
+
+import pytest
+from experiment_helpers import ROOT, SECONDS, json_lines, run_main, run_script, start
+
+from lemon_jax.report.run_files import load_run
+
+SMALL = ("--workers", "scripted", "--tasks-per-step", 2, "--eval-tasks", 3, "--fresh")
+METHODS = {"lemon", "warmstart", "vanilla", "cot", "sc", "chain", "complete"}
+# The contract that other programs read: fields and their types; a run may add more.
+NUMBER = (int, float)
+SUMMARY = {"bench": str, "workers": str, "policy": str, "seed": int, "steps": int, "wall_s": NUMBER}
+DATA = {"source": str, "split": str, "n": int, "sha256": str}
+TRAIN = {
+    "executions": int,
+    "counterfactual_executions": int,
+    "worker_tokens": int,
+    "cached_calls": int,
+    "recorded_calls": int,
+    "invalid_rate": NUMBER,
+    "reward_first": NUMBER,
+    "reward_last": NUMBER,
+}
+EVAL = {
+    "method": str,
+    "n": int,
+    "accuracy": NUMBER,
+    "ci95": list,
+    "prompt_tokens_per_task": NUMBER,
+    "generated_tokens_per_task": NUMBER,
+    "cost_per_task": NUMBER,
+    "no_answer": int,
+    "infra_failed": int,
+    "wall_s": NUMBER,
+}
+
+
+def check_fields(found, expected):
+    for name, kind in expected.items():
+        assert isinstance(found[name], kind), f"{name} is {found[name]!r}"
+        assert not isinstance(found[name], bool)
+
+
+def run_bench(bench, policy, out, *more):
+    assert run_main("--bench", bench, "--policy", policy, "--out", out, *SMALL, *more) == 0
+    return load_run(out)
+
+
+def test_a_run_writes_everything_a_reader_needs(policy_folder, tmp_path, capsys):
+    run = run_bench("aqua", policy_folder, tmp_path / "run", "--steps", 3)
+    printed = capsys.readouterr()
+    assert "SAMPLE DATA, not aqua" in printed.err
+    assert "accuracy" in printed.out
+    assert str(tmp_path / "run" / "summary.json") in printed.out
+
+    summary = run.summary
+    check_fields(summary, SUMMARY)
+    check_fields(summary["data"], DATA)
+    check_fields(summary["train"], TRAIN)
+    for row in summary["eval"]:
+        check_fields(row, EVAL)
+        assert row["n"] == 3
+        low, high = row["ci95"]
+        assert low <= row["accuracy"] <= high
+    assert (summary["bench"], summary["steps"], summary["data"]["source"]) == ("aqua", 3, "sample")
+    assert (summary["data"]["split"], summary["data"]["n"]) == ("test", 64)
+    assert {row["method"] for row in summary["eval"]} == METHODS
+
+    metrics = json_lines(tmp_path / "run" / "metrics.jsonl")
+    assert [row["step"] for row in metrics] == [0, 1, 2]
+    for field in ("executions", "counterfactual_executions", "worker_tokens", "cached_calls"):
+        assert summary["train"][field] == sum(row[field] for row in metrics)
+    assert summary["train"]["counterfactual_executions"] > 0
+    check_executions(json_lines(tmp_path / "run" / "executions.jsonl"), summary)
+
+    assert {"manifest.json", "calls.sqlite", "checkpoints", "policy"} <= {p.name for p in run.path.iterdir()}
+    assert run.manifest["data"]["source"] == "sample"
+    page = (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert "aqua" in page
+    assert page.rstrip().endswith("</html>")
+
+
+def check_executions(rows, summary):
+    phases = [row["phase"] for row in rows]
+    assert phases.count("train") == 3 * 2 * 4  # steps x tasks x group
+    assert phases.count("counterfactual") == summary["train"]["counterfactual_executions"]
+    assert phases.count("eval") == 3 * len(METHODS)
+    executed = [row for row in rows if row["phase"] == "train" and row["valid"]]
+    assert len(executed) == summary["train"]["executions"]
+    for row in rows:
+        assert {"task", "spec", "agents", "answer", "correct", "cost"} <= row.keys()
+        if row["phase"] != "eval":
+            assert isinstance(row["reward"], dict)
+
+
+def test_equal_seeds_give_equal_runs_and_others_do_not(policy_folder, tmp_path):
+    for name, seed in (("one", 7), ("two", 7), ("other", 8)):
+        run_bench("multiarith", policy_folder, tmp_path / name, "--steps", 2, "--seed", seed)
+    for file in ("metrics.jsonl", "executions.jsonl"):
+        one, two, other = ((tmp_path / name / file).read_bytes() for name in ("one", "two", "other"))
+        assert one == two
+        assert one != other
+    weights = [(tmp_path / name / "policy" / "policy.safetensors").read_bytes() for name in ("one", "two")]
+    assert weights[0] == weights[1]
+
+
+def test_no_steps_only_evaluate(policy_folder, tmp_path):
+    run = run_bench("multiarith", policy_folder, tmp_path / "run", "--steps", 0)
+    assert {row["method"] for row in run.summary["eval"]} == METHODS
+    assert run.summary["train"]["executions"] == 0
+    assert run.summary["train"]["reward_first"] is None
+    assert {row["phase"] for row in run.executions} == {"eval"}
+    untouched, trained = (
+        (folder / "policy.safetensors").read_bytes() for folder in (policy_folder, run.path / "policy")
+    )
+    assert untouched == trained
+
+
+def test_without_counterfactuals_nothing_is_edited(policy_folder, tmp_path):
+    run = run_bench("multiarith", policy_folder, tmp_path / "run", "--steps", 2, "--no-counterfactual")
+    assert run.summary["train"]["counterfactual_executions"] == 0
+    assert {row["phase"] for row in run.executions} == {"train", "eval"}
+    assert [row["loss_cf"] for row in run.metrics] == [0.0, 0.0]
+
+
+def test_fewer_specs_than_the_preset_edits_are_all_edited(policy_folder, tmp_path):
+    small = ("--steps", 1, "--tasks-per-step", 1, "--group", 2)
+    run = run_bench("multiarith", policy_folder, tmp_path / "run", *small)
+    assert run.manifest["config"]["edits_per_step"] == 2
+
+
+def test_help_explains_every_flag_on_one_line_with_its_default(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    with pytest.raises(SystemExit) as end:
+        run_script.parse_arguments(["--help"])
+    assert end.value.code == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
+    flags = "bench preset workers policy steps tasks-per-step group eval-tasks seed out resume data"
+    flags += " no-counterfactual fresh allow-unsandboxed"
+    assert [line.split()[0] for line in lines] == [f"--{flag}" for flag in flags.split()]
+    assert all(re.search(r"\w \(.+\)$", line) for line in lines)
+
+    preset = tomllib.loads((ROOT / "experiments" / "presets" / "default.toml").read_text(encoding="utf-8"))
+    shown = {line.split()[0]: line for line in lines}
+    for field in ("steps", "tasks_per_step", "eval_tasks"):
+        text = shown["--" + field.replace("_", "-")]
+        assert str(preset[field]) in text
+        assert str(preset["bench"]["aqua"].get(field, preset[field])) in text
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_says_so_and_can_be_continued(number, policy_folder, child_env, tmp_path):
+    run = tmp_path / "run"
+    argv = ["--bench", "multiarith", "--policy", policy_folder, "--out", run, *SMALL, "--steps", 100_000]
+    with start("run", *argv, env=child_env) as process:
+        deadline = time.monotonic() + SECONDS
+        while not (run / "metrics.jsonl").exists() and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=SECONDS)
+    assert process.returncode == 130, err
+    assert err.splitlines()[-1].startswith("interrupted; ")
+    assert "Traceback" not in err + out
+    metrics = json_lines(run / "metrics.jsonl")
+    assert [row["step"] for row in metrics] == list(range(len(metrics)))
+    assert not (run / "summary.json").exists()
+    manifest = load_run(run).manifest
+    assert all(manifest["config"][k] == v for k, v in (("steps", 100_000), ("workers", "scripted")))

@@ -1,0 +1,23 @@
+"""Shared by the tests of training: each costs seconds to make and none of them is changed by a test."""
+
+from __future__ import annotations
+
+import pytest
+from policy_helpers import learned_policy, make_tokenizer
+
+
+@pytest.fixture(scope="session")
+def tokenizer():
+    return make_tokenizer()
+
+
+@pytest.fixture(scope="session")
+def learned(tokenizer):
+    """(policy, the losses of its training)."""
+    losses: list[float] = []
+    return learned_policy(tokenizer, losses), losses
+
+
+@pytest.fixture(scope="session")
+def policy(learned):
+    return learned[0]

@@ -1,0 +1,145 @@
+import logging
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from policy_helpers import optax_promotion
+
+from lemon_jax.errors import LemonError
+from lemon_jax.model import PRESETS, Decoder
+from lemon_jax.train.checkpoint import KEEP, Checkpoints
+from lemon_jax.train.config import UpdateConfig
+from lemon_jax.train.edit_sampler import EditSampler
+from lemon_jax.train.update import init_state, optimizer
+
+CONFIG = UpdateConfig()
+SAMPLER = EditSampler(ema=(0.1, 1 / 3, 2.0000000001))
+
+
+@pytest.fixture(scope="module")
+def start():
+    _, params = nnx.split(Decoder(PRESETS["tiny"], rngs=nnx.Rngs(0)))
+    return init_state(params, CONFIG)
+
+
+def _state(start, step: int):
+    """A state that differs from `start` in parameters, moments and counters, and by step."""
+    grads = jax.tree.map(lambda x: jnp.full_like(x, 0.01 * step), start.params)
+    with optax_promotion():
+        updates, opt_state = optimizer(CONFIG).update(grads, start.opt_state, start.params)
+    return start._replace(params=jax.tree.map(lambda x, u: x + u, start.params, updates), opt_state=opt_state)
+
+
+def _assert_equal(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert a.dtype == b.dtype
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.fixture
+def saved(tmp_path, start):
+    """A folder with the checkpoints of steps 1 and 2."""
+    checkpoints = Checkpoints(tmp_path / "checkpoints")
+    for step in (1, 2):
+        checkpoints.save(step, _state(start, step), SAMPLER)
+    checkpoints.close()
+    return tmp_path / "checkpoints"
+
+
+def _restore(folder: Path, start):
+    checkpoints = Checkpoints(folder)
+    try:
+        return checkpoints.restore(start, EditSampler(rate=0.3, floor=0.2))
+    finally:
+        checkpoints.close()
+
+
+def _payload(folder: Path, step: int) -> list[Path]:
+    """The files of one checkpoint, the largest first."""
+    return sorted(
+        (p for p in (folder / str(step)).rglob("*") if p.is_file()), key=lambda p: -p.stat().st_size
+    )
+
+
+def test_the_whole_state_comes_back(saved, start):
+    step, state, sampler = _restore(saved, start)
+    assert step == 2
+    _assert_equal(state, _state(start, 2))
+    assert sampler == EditSampler(ema=SAMPLER.ema, rate=0.3, floor=0.2)
+
+
+def test_nothing_saved_yet(tmp_path, start):
+    assert _restore(tmp_path / "none", start) is None
+
+
+def test_only_the_newest_are_kept(saved, start):
+    checkpoints = Checkpoints(saved)
+    for step in (3, 4):
+        checkpoints.save(step, _state(start, step), SAMPLER)
+    checkpoints.close()
+    assert sorted(p.name for p in saved.iterdir() if p.name.isdigit()) == ["3", "4"][:KEEP]
+
+
+@pytest.mark.parametrize("damage", ["truncate", "empty", "delete", "all"])
+def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_names_it(saved, start, caplog, damage):
+    files = _payload(saved, 2)
+    if damage == "truncate":
+        files[0].write_bytes(files[0].read_bytes()[: files[0].stat().st_size // 2])
+    elif damage == "empty":
+        files[0].write_bytes(b"")
+    elif damage == "delete":
+        files[0].unlink()
+    else:
+        for file in files:
+            file.unlink()
+    with caplog.at_level(logging.WARNING, logger="lemon_jax.train.checkpoint"):
+        step, state, _ = _restore(saved, start)
+    assert step == 1
+    _assert_equal(state, _state(start, 1))
+    warnings = [r.getMessage() for r in caplog.records if r.name == "lemon_jax.train.checkpoint"]
+    assert len(warnings) == 1
+    assert str(saved / "2") in warnings[0]
+
+
+def test_the_step_of_a_damaged_checkpoint_can_be_saved_again(saved, start):
+    _payload(saved, 2)[0].unlink()
+    checkpoints = Checkpoints(saved)
+    step, _, _ = checkpoints.restore(start, SAMPLER)
+    assert step == 1
+    checkpoints.save(2, _state(start, 7), SAMPLER)
+    checkpoints.close()
+    step, state, _ = _restore(saved, start)
+    assert step == 2
+    _assert_equal(state, _state(start, 7))
+
+
+def test_saving_a_step_again_replaces_it(saved, start):
+    checkpoints = Checkpoints(saved)
+    checkpoints.save(2, _state(start, 5), SAMPLER)
+    checkpoints.close()
+    _, state, _ = _restore(saved, start)
+    _assert_equal(state, _state(start, 5))
+
+
+def test_all_damaged_is_an_error(saved, start):
+    for step in (1, 2):
+        _payload(saved, step)[0].unlink()
+    with pytest.raises(LemonError, match=r"all 2 checkpoints are damaged; start a new run"):
+        _restore(saved, start)
+
+
+def test_what_a_kill_left_half_written_is_no_checkpoint(saved, start):
+    """A save writes into a temporary folder and renames it; a kill leaves that folder behind."""
+    left = saved / "3.orbax-checkpoint-tmp-1234"
+    shutil.copytree(saved / "2", left)
+    _payload(saved, "3.orbax-checkpoint-tmp-1234")[0].unlink()
+    assert _restore(saved, start)[0] == 2
+    checkpoints = Checkpoints(saved)
+    checkpoints.save(3, _state(start, 3), SAMPLER)
+    checkpoints.close()
+    assert _restore(saved, start)[0] == 3

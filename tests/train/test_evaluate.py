@@ -1,0 +1,83 @@
+import asyncio
+
+import pytest
+from policy_helpers import CHECKED, CHOICES, SOLVER, TASKS, workers
+
+from lemon_jax.bench import wilson
+from lemon_jax.spec import baselines, dump, parse
+from lemon_jax.train.evaluate import choose_tasks, evaluate, fixed
+
+
+def _evaluate(specs, tasks=TASKS, method="lemon", **options):
+    with workers(**options) as (executor, store, _):
+        return asyncio.run(evaluate(executor, store, method, list(tasks), specs))
+
+
+def _without_time(row):
+    return {k: v for k, v in row.items() if k != "wall_s"}
+
+
+def test_a_row_adds_up_its_lines():
+    row, lines = _evaluate(fixed(CHECKED, len(TASKS)))
+    assert row["n"] == len(lines) == len(TASKS)
+    correct = sum(line["correct"] for line in lines)
+    assert row["accuracy"] == pytest.approx(correct / row["n"], abs=1e-4)
+    assert row["ci95"] == pytest.approx(wilson(correct, row["n"]), abs=1e-4)
+    for key in ("prompt_tokens", "prefix_tokens", "generated_tokens"):
+        total = sum(agent[key] for line in lines for agent in line["agents"])
+        assert row[f"{key}_per_task"] == pytest.approx(total / row["n"], abs=0.01)
+    assert row["cost_per_task"] == pytest.approx(sum(line["cost"] for line in lines) / row["n"], abs=0.01)
+    assert row["calls"] == sum(agent["calls"] for line in lines for agent in line["agents"])
+    assert (row["infra_failed"], row["invalid"], row["recorded_calls"]) == (0, 0, 0)
+    assert {line["phase"] for line in lines} == {"eval"}
+    assert [line["task"] for line in lines] == [t.id for t in TASKS]
+
+
+def test_it_is_the_same_every_time_and_in_any_order():
+    specs = fixed(CHECKED, len(TASKS))
+    first, lines = _evaluate(specs)
+    again, lines_again = _evaluate(specs, max_concurrency=1, delay_s=0.001)
+    assert _without_time(again) == _without_time(first)
+    assert lines_again == lines
+
+
+def test_infrastructure_failures_are_left_out_of_the_accuracy():
+    whole, _ = _evaluate(fixed(SOLVER, len(TASKS)))
+    row, lines = _evaluate(fixed(SOLVER, len(TASKS)), failures=0.3)
+    failed = [line for line in lines if line["infra_failed"]]
+    assert 0 < len(failed) == row["infra_failed"] < len(TASKS)
+    known = [line for line in lines if not line["infra_failed"]]
+    assert row["accuracy"] == pytest.approx(sum(line["correct"] for line in known) / len(known), abs=1e-4)
+    assert whole["infra_failed"] == 0
+
+
+def test_nothing_but_failures_is_no_knowledge():
+    row, _ = _evaluate(fixed(SOLVER, len(TASKS)), failures=1.0)
+    assert row["infra_failed"] == len(TASKS)
+    assert (row["accuracy"], row["ci95"]) == (0.0, [0.0, 1.0])
+
+
+def test_repaired_specs_are_executed_and_hopeless_ones_are_wrong():
+    repaired = parse(dump(SOLVER).replace("capacity: medium", "capacity: Medium"))
+    row, lines = _evaluate([repaired, parse("no spec")], TASKS[:2])
+    assert row["invalid"] == 2
+    assert row["no_answer"] >= 1
+    assert lines[0]["agents"]
+    assert lines[0]["repairs"] == ["fold_case"]
+    assert lines[1]["agents"] == []
+    assert not lines[1]["correct"]
+
+
+@pytest.mark.parametrize("tasks", [TASKS[:2], CHOICES[:2]])
+def test_every_baseline_runs_and_answers(tasks):
+    for name, spec in baselines().items():
+        row, lines = _evaluate(fixed(spec, len(tasks)), tasks, method=name)
+        assert row["infra_failed"] == row["invalid"] == 0
+        assert all(line["answer"] is not None for line in lines), name
+
+
+def test_fewer_tasks_are_a_subset_of_more():
+    few, more = choose_tasks(TASKS, 3, seed=0), choose_tasks(TASKS, 6, seed=0)
+    assert more[:3] == few
+    assert sorted(t.id for t in choose_tasks(TASKS, 100, seed=0)) == sorted(t.id for t in TASKS)
+    assert choose_tasks(TASKS, 6, seed=1) != more

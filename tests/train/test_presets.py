@@ -1,0 +1,119 @@
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from lemon_jax.errors import LemonError
+from lemon_jax.train.config import RunConfig
+from lemon_jax.train.presets import check_counts, load_preset
+
+SHIPPED = Path(__file__).resolve().parents[2] / "experiments" / "presets"
+
+
+@pytest.fixture
+def preset(tmp_path):
+    def write(text: str) -> Path:
+        path = tmp_path / "mine.toml"
+        path.write_text(text, encoding="utf-8")
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("bench", ["aqua", "multiarith"])
+@pytest.mark.parametrize("name", ["default", "full", "paper"])
+def test_the_shipped_presets(name, bench):
+    config = load_preset(SHIPPED / f"{name}.toml", bench)
+    check_counts(config)
+    assert (config.bench, config.preset, config.group) == (bench, name, 4)
+    assert RunConfig.from_dict(config.to_dict()) == config
+
+
+def test_a_bench_table_overrides_for_that_bench_alone(preset):
+    path = preset(
+        "steps = 7\n[update]\nkl = 1\n[reward]\ntokens = 'plain'\n[bench.aqua]\nsteps = 3\n[bench.aqua.update]\ntau = 2.5"
+    )
+    aqua, other = load_preset(path, "aqua"), load_preset(path, "multiarith")
+    assert (aqua.steps, aqua.update.tau, aqua.update.kl) == (3, 2.5, 1.0)
+    assert (other.steps, other.update.tau, other.reward.tokens) == (
+        7,
+        RunConfig(bench="x").update.tau,
+        "plain",
+    )
+    assert isinstance(aqua.update.kl, float)  # TOML's 1 is as good as 1.0
+    assert aqua.preset == "mine"
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("stepz = 3", "unknown key stepz, did you mean steps"),
+        ("[update]\nlearningrate = 1.0", "unknown key update.learningrate, did you mean learning_rate"),
+        ("[bench.aqua]\ngruop = 3", "unknown key bench.aqua.gruop, did you mean group"),
+        ("[bench.multiarith]\nqqq = 3", "unknown key bench.multiarith.qqq, expected one of"),
+        ("[bench.aquaa]\nsteps = 3", "bench.aquaa"),
+        ("bench = 'aqua'", "bench must hold tables"),
+        ("preset = 'x'", "unknown key preset"),
+        ("steps = 3.0", "steps is 3.0, expected int"),
+        ("steps = true", "steps is True, expected int"),
+        ("steps = '3'", "steps is '3', expected int"),
+        ("update = 3", "update must be a table"),
+        ("[update]\nkl = 'high'", "update.kl is 'high', expected float"),
+        ("[update]\nnormalise_spans = 1", "update.normalise_spans is 1, expected bool"),
+        ("[reward]\ntokens = 'words'", "reward.tokens is 'words', expected one of cost, plain"),
+        ("workers = 3", "workers is 3, expected str"),
+        ("steps = ", "not a TOML file"),
+    ],
+)
+def test_a_fault_is_named_by_file_and_key(preset, text, message):
+    path = preset(text)
+    with pytest.raises(LemonError) as fault:
+        load_preset(path, "aqua")
+    assert str(fault.value).startswith(f"{path}: ")
+    assert message in str(fault.value)
+    assert "\n" not in str(fault.value).strip() or "TOML" in message
+
+
+def test_all_faults_at_once(preset):
+    with pytest.raises(LemonError, match=r"stepz.*group is 'four'.*update\.kll"):
+        load_preset(preset("stepz = 1\ngroup = 'four'\n[update]\nkll = 1.0"), "aqua")
+
+
+def test_no_such_preset_lists_those_there_are():
+    with pytest.raises(LemonError, match=r"nope\.toml: no such preset; there are default, full, paper"):
+        load_preset(SHIPPED / "nope.toml", "aqua")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"steps": -1}, "steps is -1, it must be at least 0"),
+        ({"tasks_per_step": 0}, "tasks-per-step is 0, it must be at least 1"),
+        ({"group": 1}, "group is 1, it must be at least 2"),
+        ({"eval_tasks": 0}, "eval-tasks is 0, it must be at least 1"),
+        ({"checkpoint_every": 0}, "checkpoint-every is 0"),
+        ({"edits_per_step": -1}, "edits-per-step is -1, it must be at least 0"),
+        (
+            {"tasks_per_step": 1, "group": 2, "edits_per_step": 3},
+            "edits-per-step is 3, a step has only 2 specs",
+        ),
+        ({"group": 0, "eval_tasks": 0}, "group is 0.*eval-tasks is 0"),
+    ],
+)
+def test_numbers_that_no_run_can_have(changes, message):
+    with pytest.raises(LemonError, match=message):
+        check_counts(replace(RunConfig(bench="aqua"), **changes))
+
+
+def test_the_least_that_can_run():
+    check_counts(replace(RunConfig(bench="aqua"), steps=0, tasks_per_step=1, group=2, edits_per_step=0))
+
+
+def test_a_config_of_another_version_is_a_type_error():
+    with pytest.raises(TypeError, match="verbosity"):
+        RunConfig.from_dict(RunConfig(bench="aqua").to_dict() | {"verbosity": 3})
+
+
+def test_equal_configs_have_equal_digests():
+    a, b = RunConfig(bench="aqua"), RunConfig(bench="aqua", seed=1)
+    assert a.sha256() == RunConfig.from_dict(a.to_dict()).sha256() != b.sha256()
