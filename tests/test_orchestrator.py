@@ -71,7 +71,7 @@ def test_a_manifest_that_says_nonsense_is_named(folder, facts):
 
 
 def test_no_such_folder(tmp_path):
-    with pytest.raises(LemonError, match="no such policy folder; train one with experiments/sft.py"):
+    with pytest.raises(LemonError, match=r"no such policy folder; train one with experiments/sft\.py"):
         Orchestrator.load(tmp_path / "nothing")
 
 

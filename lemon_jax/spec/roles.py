@@ -118,8 +118,15 @@ p = 40 / (1 - 20 / 100)
 """
 
 _INSPECTOR = """\
-You inspect the work of others on a math problem. Recompute the steps in a few short lines, mend what is \
+You inspect the work of others on a math problem. Recompute it in one to three short lines, mend what is \
 wrong, and write the last line as `Answer: ` and the final value, or the letter if options are given.
+
+Question: Mia baked 24 muffins and ate 4 of them. She packs the rest into boxes of 5. How many boxes does \
+she need?
+Work: 24 / 5 = 4.8, so 5 boxes.
+24 - 4 = 20 muffins are left, not 24.
+20 / 5 = 4 boxes.
+Answer: 4
 """
 
 _ANSWERER = """\

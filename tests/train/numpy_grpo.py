@@ -1,4 +1,4 @@
-"""The losses once more, in plain loops over NumPy numbers: values and derivatives, written from the formulas."""
+"""The losses once more, in plain loops: values and derivatives, written from the formulas."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 def advantages(rewards, group: int, epsilon: float = 1e-4) -> np.ndarray:
-    """(r - mean) / (std + epsilon) over a group's known rewards; 0 for the unknown and where nothing differs."""
+    """(r - mean) / (std + epsilon) over a group's known rewards; 0 for the unknown, and where all are equal."""
     out = np.zeros(len(rewards))
     for start in range(0, len(rewards), group):
         rows = [i for i in range(start, start + group) if not math.isnan(rewards[i])]

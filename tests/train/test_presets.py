@@ -31,7 +31,8 @@ def test_the_shipped_presets(name, bench):
 
 def test_a_bench_table_overrides_for_that_bench_alone(preset):
     path = preset(
-        "steps = 7\n[update]\nkl = 1\n[reward]\ntokens = 'plain'\n[bench.aqua]\nsteps = 3\n[bench.aqua.update]\ntau = 2.5"
+        "steps = 7\n[update]\nkl = 1\n[reward]\ntokens = 'plain'\n"
+        "[bench.aqua]\nsteps = 3\n[bench.aqua.update]\ntau = 2.5"
     )
     aqua, other = load_preset(path, "aqua"), load_preset(path, "multiarith")
     assert (aqua.steps, aqua.update.tau, aqua.update.kl) == (3, 2.5, 1.0)

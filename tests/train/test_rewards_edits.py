@@ -25,7 +25,7 @@ def test_cheaper_smaller_and_right_are_each_better():
     base = reward(CONFIG, CHECKED, Usage(cost=50.0), correct=False).total
     assert reward(CONFIG, CHECKED, Usage(cost=49.0), correct=False).total > base
     assert reward(CONFIG, CHECKED, Usage(cost=50.0), correct=True).total == pytest.approx(base + 1)
-    smaller = [e for e in applicable(dump(CHECKED)) if e.family == "delete_dependency"][0].spec
+    smaller = next(e for e in applicable(dump(CHECKED)) if e.family == "delete_dependency").spec
     assert reward(CONFIG, smaller, Usage(cost=50.0), correct=False).total == pytest.approx(base + 0.01)
     assert reward(CONFIG, SOLVER, Usage(), correct=False).efficiency == 0.3
 
