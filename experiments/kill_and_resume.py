@@ -16,6 +16,7 @@ import json
 import os
 import random
 import shutil
+import signal
 import sqlite3
 import statistics
 import subprocess
@@ -59,6 +60,9 @@ class RunFailed(Exception):
 
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
+    if args.out is not None and args.out.exists() and any(args.out.iterdir()):
+        print(f"error: {args.out}: the folder is not empty; choose another --out", file=sys.stderr)
+        return 2
     folder = args.out or Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
     try:
         equal = _check(args, folder)
@@ -80,16 +84,16 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--workers", required=True, help="scripted, or a worker file whose replies repeat")
     add("--bench", default="multiarith", help="aqua or multiarith (multiarith)")
     add("--policy", default="warmstart", help="policy to start from (warmstart)")
-    add("--steps", type=_count, default=6, help="training steps (6)")
-    add("--kills", type=_count, default=3, help="how often the second run is killed (3)")
-    add("--eval-tasks", type=_count, default=8, help="held-out tasks (8)")
+    add("--steps", type=count, default=6, help="training steps (6)")
+    add("--kills", type=count, default=3, help="how often the second run is killed (3)")
+    add("--eval-tasks", type=count, default=8, help="held-out tasks (8)")
     add("--seed", type=int, default=0, help="seed of the runs and of the moments of the kills (0)")
     add("--data", type=Path, default=None, help="folder of benchmark files (as experiments/run.py)")
     add("--out", type=Path, default=None, help="new folder to keep both runs in (a temporary one)")
     return parser.parse_args(argv)
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
     if (value := int(text)) < 1:
         raise ValueError
     return value
@@ -115,11 +119,9 @@ def _check(args: argparse.Namespace, folder: Path) -> bool:
     hits = 0
     plan = plan_kills(args.kills, args.steps, random.Random(f"kills-{args.seed}"))
     for number, kill in enumerate(plan, start=1):
-        alive = _run(arguments, folder / "killed.log", killed, kill, seconds)
+        alive = _run(arguments, folder / "killed.log", moment(killed, kill, seconds))
         hits += alive
-        what = (
-            f"killed while {kill.phase}" if alive else f"ended before it could be killed while {kill.phase}"
-        )
+        what = f"{'killed' if alive else 'ended before it could be killed'} while {kill.phase}"
         done, saved = _lines(killed / "metrics.jsonl"), _newest_checkpoint(killed)
         print(f"kill {number}/{len(plan)}: {what}, {done} steps logged, last checkpoint {saved}", flush=True)
         arguments = ["--resume", str(killed), *common]
@@ -153,43 +155,42 @@ def phase_seconds(run: Path) -> dict[str, float]:
 
 
 def _run(
-    arguments: list[str],
-    log: Path,
-    run: Path | None = None,
-    kill: Kill | None = None,
-    seconds: dict[str, float] | None = None,
+    arguments: list[str], log: Path, is_time: Callable[[subprocess.Popen[bytes]], bool] | None = None
 ) -> bool:
-    """Run experiments/run.py to its end, or until `kill`; returns whether it was killed.
+    """Run experiments/run.py to its end, or kill it when `is_time` says so; returns whether it was killed.
 
     Raises:
         RunFailed: it ended by itself with another exit code than 0.
     """
-    before = _identity(run / "metrics.jsonl") if run else None
     with log.open("ab") as output:
         process = subprocess.Popen(
             [sys.executable, str(RUN), *arguments], stdout=output, stderr=subprocess.STDOUT
         )
     try:
-        if run is not None and kill is not None and seconds is not None:
-            resumed = "--resume" in arguments
-
-            def began() -> bool:
-                if resumed:  # the logs have been cut back
-                    return _identity(run / "metrics.jsonl") != before
-                return (run / "manifest.json").exists()
-
-            if _wait(process, began) and _wait_for(process, run, kill, seconds):
-                process.kill()
-                process.wait()
-                return True
+        if is_time is not None and is_time(process):
+            process.kill()
+            # It may have ended by itself in the last moment.
+            return process.wait() == -signal.SIGKILL
         if process.wait() != 0:
             last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
             raise RunFailed(f"{log}: exit code {process.returncode}: {''.join(last)}")
         return False
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        process.kill()
+        process.wait()
+
+
+def moment(run: Path, kill: Kill, seconds: dict[str, float]) -> Callable[[subprocess.Popen[bytes]], bool]:
+    """Waits for the kill's moment in the process it is given; false if the process ended before."""
+    metrics = run / "metrics.jsonl"
+    # Call this before the process starts: a resumed one replaces the logs when it cuts them back.
+    before = _identity(metrics)
+    resumed = (run / "manifest.json").exists()
+
+    def began() -> bool:
+        return _identity(metrics) != before if resumed else (run / "manifest.json").exists()
+
+    return lambda process: _wait(process, began) and _wait_for(process, run, kill, seconds)
 
 
 def _wait_for(process: subprocess.Popen[bytes], run: Path, kill: Kill, seconds: dict[str, float]) -> bool:

@@ -24,7 +24,7 @@ from flax import nnx
 from lemon_jax.bench import Task, generate, load
 from lemon_jax.errors import LemonError
 from lemon_jax.model import PRESETS, Decoder, params_sha256, train_tokenizer
-from lemon_jax.orchestrator import Orchestrator
+from lemon_jax.orchestrator import Orchestrator, read_manifest
 from lemon_jax.spec import dump
 from lemon_jax.train.llm_teacher import llm_specs
 from lemon_jax.train.sft import SFTConfig, encode_examples, train
@@ -64,6 +64,15 @@ def _arguments() -> argparse.Namespace:
         "--batch", type=int, default=SFTConfig.batch, help=f"specs an update ({SFTConfig.batch})"
     )
     parser.add_argument("--specs-per-task", type=int, default=12, help="teacher's specs for each task (12)")
+    parser.add_argument(
+        "--init", type=Path, default=None, help="policy folder to continue from, with its tokenizer (none)"
+    )
+    parser.add_argument(
+        "--learning-rate",
+        type=float,
+        default=SFTConfig.learning_rate,
+        help=f"peak learning rate ({SFTConfig.learning_rate})",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of teacher, weights and order (0)")
     parser.add_argument(
         "--teacher",
@@ -84,14 +93,8 @@ def _run(args: argparse.Namespace) -> None:
     pairs = _pairs(tasks, args)
     print(f"{len(tasks)} tasks, {len(pairs)} specs")
 
-    with tempfile.TemporaryDirectory() as folder:
-        texts = [t.prompt() for t in tasks] + [spec for _, spec in pairs]
-        tokenizer = train_tokenizer(texts, Path(folder) / "tokenizer.model", VOCAB_SIZE)
-    config = replace(PRESETS[args.policy], vocab_size=tokenizer.vocab_size)
-    policy = Orchestrator(
-        Decoder(config, rngs=nnx.Rngs(args.seed)), config, tokenizer, max_prompt=192, max_new=256
-    )
-    sft = SFTConfig(steps=args.steps, batch=args.batch, seed=args.seed)
+    policy = Orchestrator.load(args.init) if args.init else _new_policy(args, tasks, pairs)
+    sft = SFTConfig(steps=args.steps, batch=args.batch, seed=args.seed, learning_rate=args.learning_rate)
     losses: list[float] = []
 
     def on_step(step: int, loss: float) -> None:
@@ -109,6 +112,7 @@ def _run(args: argparse.Namespace) -> None:
         "kind": "warm start",
         "command": "python experiments/sft.py " + " ".join(sys.argv[1:]),
         "preset": args.policy,
+        "continued_from": read_manifest(args.init) if args.init else None,
         "seed": args.seed,
         "steps": args.steps,
         "batch": args.batch,
@@ -129,6 +133,16 @@ def _run(args: argparse.Namespace) -> None:
     policy.save(args.out, manifest)
     print(f"strictly valid: {valid} of {VALIDITY_SPECS} specs sampled at temperature 1")
     print(json.dumps({"policy": str(args.out), "valid": valid, "of": VALIDITY_SPECS}))
+
+
+def _new_policy(args: argparse.Namespace, tasks: list[Task], pairs: list[tuple[str, str]]) -> Orchestrator:
+    """A random decoder of the preset, with a tokenizer trained on these tasks and specs."""
+    with tempfile.TemporaryDirectory() as folder:
+        texts = [t.prompt() for t in tasks] + [spec for _, spec in pairs]
+        tokenizer = train_tokenizer(texts, Path(folder) / "tokenizer.model", VOCAB_SIZE)
+    config = replace(PRESETS[args.policy], vocab_size=tokenizer.vocab_size)
+    decoder = Decoder(config, rngs=nnx.Rngs(args.seed))
+    return Orchestrator(decoder, config, tokenizer, max_prompt=192, max_new=256)
 
 
 def _pairs(tasks: list[Task], args: argparse.Namespace) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import sqlite3
 from collections.abc import Callable, Iterable
 from contextlib import closing
@@ -76,6 +77,7 @@ class RunDir:
             return
         for name in (MANIFEST, CALLS, f"{CALLS}-wal", f"{CALLS}-shm"):
             (self.path / name).unlink(missing_ok=True)
+        shutil.rmtree(self.policy, ignore_errors=True)  # after no step it is the one the run began with
         for folder in (self.checkpoints, self.path):
             with contextlib.suppress(OSError):  # not there, or something else is in it and stays
                 folder.rmdir()

@@ -128,6 +128,7 @@ def train(
 ) -> Orchestrator:
     """The policy after `config.steps` updates. `on_step(step, loss)` is called once a step."""
     graph, params = nnx.split(policy.decoder)
+    params = jax.tree.map(lambda x: x.copy(), params)  # donated below; the given policy keeps its own
     tx = optimizer(config)
     opt_state = tx.init(params)
 

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 240  # far above what a child takes, so that a hanging one fails instead of blocking
+SECONDS = 600  # far above what a child takes, so that a hanging one fails instead of blocking
 
 
 def script(name: str) -> ModuleType:
@@ -57,7 +57,7 @@ def offline(cache: Path) -> dict[str, str]:
 
 
 def child_environment(cache: Path, compiled: Path) -> dict[str, str]:
-    """`offline`, for a child process with JAX as a user has it; programs compiled once are kept in `compiled`."""
+    """`offline`, for a child with JAX as a user has it; programs compiled once are kept in `compiled`."""
     strict = ("JAX_", "XLA_", "LEMON_")
     plain = {k: v for k, v in os.environ.items() if not k.startswith(strict)}
     return (

@@ -145,7 +145,7 @@ def test_help_explains_every_flag_on_one_line_with_its_default(capsys, monkeypat
     flags = "bench preset workers policy steps tasks-per-step group eval-tasks seed out resume data"
     flags += " no-counterfactual fresh allow-unsandboxed"
     assert [line.split()[0] for line in lines] == [f"--{flag}" for flag in flags.split()]
-    assert all(re.search(r"\w \(.+\)$", line) for line in lines)
+    assert all(re.search(r"\S \(.+\)$", line) for line in lines)
 
     preset = tomllib.loads((ROOT / "experiments" / "presets" / "default.toml").read_text(encoding="utf-8"))
     shown = {line.split()[0]: line for line in lines}
@@ -155,18 +155,26 @@ def test_help_explains_every_flag_on_one_line_with_its_default(capsys, monkeypat
         assert str(preset["bench"]["aqua"].get(field, preset[field])) in text
 
 
+def interrupt(argv, number, awaited, env):
+    """Start a run, send it the signal once a file is there; (exit code, stdout, stderr)."""
+    with start("run", *argv, env=env) as process:
+        try:
+            deadline = time.monotonic() + SECONDS
+            while not awaited.exists() and process.poll() is None and time.monotonic() < deadline:
+                time.sleep(0.05)
+            process.send_signal(number)
+            out, err = process.communicate(timeout=SECONDS)
+        finally:
+            process.kill()
+    return process.returncode, out, err
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_says_so_and_can_be_continued(number, policy_folder, child_env, tmp_path):
     run = tmp_path / "run"
     argv = ["--bench", "multiarith", "--policy", policy_folder, "--out", run, *SMALL, "--steps", 100_000]
-    with start("run", *argv, env=child_env) as process:
-        deadline = time.monotonic() + SECONDS
-        while not (run / "metrics.jsonl").exists() and process.poll() is None:
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130, err
+    code, out, err = interrupt(argv, number, run / "metrics.jsonl", child_env)
+    assert code == 130, err
     assert err.splitlines()[-1].startswith("interrupted; ")
     assert "Traceback" not in err + out
     metrics = json_lines(run / "metrics.jsonl")

@@ -8,7 +8,7 @@ import numpy as np
 
 
 def advantages(rewards, group: int, epsilon: float = 1e-4) -> np.ndarray:
-    """(r - mean) / (std + epsilon) over a group's known rewards; 0 for the unknown, and where all are equal."""
+    """(r - mean) / (std + epsilon) over a group's known rewards; 0 for unknown and for equal ones."""
     out = np.zeros(len(rewards))
     for start in range(0, len(rewards), group):
         rows = [i for i in range(start, start + group) if not math.isnan(rewards[i])]
