@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import sys
 import tempfile
@@ -33,7 +32,6 @@ from lemon_jax.train.teacher import write_spec
 BENCHES = ("aqua", "multiarith")
 VOCAB_SIZE = 8000
 GENERATED = 600  # own problems of each kind, so that the policy does not only know two benches
-VALIDITY_SPECS = 200
 
 
 def main() -> int:
@@ -122,17 +120,13 @@ def _run(args: argparse.Namespace) -> None:
         "jax": jax.__version__,
     }
     policy.save(args.out, manifest)
-    # What is shipped is the rounded policy, so that is what is examined.
-    policy = Orchestrator.load(args.out)
-    valid = _validity(policy, tasks, args.seed)
+    # What is shipped is the rounded policy, so its digest is that of the file read back.
     manifest |= {
-        "valid_of_200": valid,
-        "params_sha256": params_sha256(policy.decoder),
+        "params_sha256": params_sha256(Orchestrator.load(args.out).decoder),
         "minutes": round((time.monotonic() - start) / 60, 1),
     }
     policy.save(args.out, manifest)
-    print(f"strictly valid: {valid} of {VALIDITY_SPECS} specs sampled at temperature 1")
-    print(json.dumps({"policy": str(args.out), "valid": valid, "of": VALIDITY_SPECS}))
+    print(f"{args.out}: policy written; python experiments/validity.py --policy {args.out} examines it")
 
 
 def _new_policy(args: argparse.Namespace, tasks: list[Task], pairs: list[tuple[str, str]]) -> Orchestrator:
@@ -155,13 +149,6 @@ def _pairs(tasks: list[Task], args: argparse.Namespace) -> list[tuple[str, str]]
         ]
     specs = asyncio.run(llm_specs(tasks, args.teacher, per_task=args.specs_per_task))
     return [(task.prompt(), dump(spec)) for task, spec in specs]
-
-
-def _validity(policy: Orchestrator, tasks: list[Task], seed: int) -> int:
-    chosen = random.Random(f"validity-{seed}").sample(tasks, VALIDITY_SPECS // 4)
-    texts = [t.prompt() for t in chosen]
-    rollouts = policy.write(texts, jax.random.key(seed), group=4)
-    return sum(r.valid for r in rollouts)
 
 
 if __name__ == "__main__":

@@ -67,8 +67,8 @@ def make_tokenizer() -> Tokenizer:
         return train_tokenizer(texts, Path(folder) / "tokenizer.model", 700)
 
 
-def untrained(tokenizer: Tokenizer, *, seed: int = 0, max_new: int = 112) -> Orchestrator:
-    config = replace(PRESETS["tiny"], vocab_size=tokenizer.vocab_size)
+def untrained(tokenizer: Tokenizer, *, seed: int = 0, max_new: int = 112, layers: int = 2) -> Orchestrator:
+    config = replace(PRESETS["tiny"], vocab_size=tokenizer.vocab_size, num_layers=layers)
     decoder = Decoder(config, rngs=nnx.Rngs(seed))
     return Orchestrator(decoder, config, tokenizer, max_prompt=64, max_new=max_new)
 

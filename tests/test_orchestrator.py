@@ -30,7 +30,7 @@ def tokenizer():
 
 @pytest.fixture(scope="module")
 def policy(tokenizer):
-    return untrained(tokenizer, max_new=32)
+    return untrained(tokenizer, max_new=32, layers=1)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_greedy_specs_do_not_depend_on_how_many_there_are(policy):
 
 
 def test_another_decoder_may_write_for_the_policy(policy, tokenizer):
-    other = untrained(tokenizer, seed=1, max_new=32)
+    other = untrained(tokenizer, seed=1, max_new=32, layers=1)
     key = jax.random.key(0)
     assert policy.write(TEXTS[:3], key, group=2, decoder=other.decoder) == other.write(
         TEXTS[:3], key, group=2

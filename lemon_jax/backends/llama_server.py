@@ -76,7 +76,7 @@ def _params(params: Any, args: argparse.Namespace) -> Any:
     params.cpuparams_batch.n_threads = args.threads
     params.cpuparams.poll = 0  # idle threads sleep: the cores belong to another server or to training
     params.cpuparams_batch.poll = 0
-    params.cache_ram_mib = 0  # prompts differ too much from task to task to keep them in memory
+    params.cache_ram_mib = 1024  # a role that returns to a slot finds its few-shot prefix again
     params.verbosity = 2  # warnings and errors
     return params
 

@@ -14,15 +14,15 @@ from lemon_jax.train.rewards import RewardConfig
 class UpdateConfig:
     """Static numbers of the jit-compiled update."""
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 2e-4
     warmup: int = 2
     clip_norm: float = 1.0
     clip: float = 0.2
-    kl: float = 0.01
+    kl: float = 0.03
     counterfactual: float = 0.5  # weight of the counterfactual loss; 0 switches it off
     tau: float = 1.0
     normalise_spans: bool = True
-    temperature: float = 1.0
+    temperature: float = 0.7  # of sampling and scoring alike; at 1 more specs are invalid
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,7 +67,7 @@ def counterfactual(originals, editeds, contrasts, weights, tau: float):
         if weights[k] == 0:
             continue
         weight += weights[k]
-        size, sign = abs(contrasts[k]), (contrasts[k] > 0) - (contrasts[k] < 0)
+        size, sign = abs(contrasts[k]), int(contrasts[k] > 0) - int(contrasts[k] < 0)
         margin = sign * tau * (originals[k] - editeds[k])
         total += weights[k] * size * math.log1p(math.exp(-margin))
         slope = -weights[k] * size * sign * tau / (1 + math.exp(margin))

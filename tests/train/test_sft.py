@@ -33,7 +33,7 @@ def test_the_loss_falls_and_the_policy_writes_valid_specs(learned):
 
 def test_it_is_deterministic(tokenizer):
     def run():
-        policy = untrained(tokenizer)
+        policy = untrained(tokenizer, layers=1)
         examples = encode_examples(policy, [(t.prompt(), dump(s)) for t in TASKS for s in LEARNED])
         with optax_promotion():
             trained = train(policy, examples, SFTConfig(steps=2, batch=8))
@@ -100,7 +100,7 @@ def test_examples_end_with_the_end_token_and_fit_the_policy(tokenizer):
 
 
 def test_a_loss_that_is_not_finite_stops_with_its_step(tokenizer):
-    policy = untrained(tokenizer)
+    policy = untrained(tokenizer, layers=1)
     examples = encode_examples(policy, [(t.prompt(), dump(s)) for t in TASKS for s in LEARNED])
     config = SFTConfig(steps=4, batch=8, learning_rate=float("inf"), warmup=0)
     with optax_promotion(), pytest.raises(LemonError, match=r"warm start: the loss of step \d is nan"):

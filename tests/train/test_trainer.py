@@ -6,8 +6,10 @@ import logging
 from dataclasses import replace
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from policy_helpers import TASKS, optax_promotion, workers
 
 from lemon_jax.errors import LemonError
@@ -178,6 +180,11 @@ def test_the_trained_policy_is_written_exactly(policy, straight, tmp_path):
 
 
 def test_a_loss_that_is_not_finite_names_its_step(policy, tmp_path):
-    config = replace(CONFIG, update=replace(CONFIG.update, learning_rate=1e30))
-    with pytest.raises(LemonError, match=r"step \d: .*not finite; lower update\.learning_rate"):
-        _train(policy, tmp_path / "run", config=config)
+    graph, params = nnx.split(policy.decoder)
+    broken = nnx.merge(graph, jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), params))
+    diverged = Orchestrator(
+        broken, policy.config, policy.tokenizer, max_prompt=policy.max_prompt, max_new=policy.max_new
+    )
+    with pytest.raises(LemonError, match=r"step 0: .*not finite; lower update\.learning_rate"):
+        _train(diverged, tmp_path / "run")
+    assert not list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))

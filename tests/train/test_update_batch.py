@@ -190,7 +190,7 @@ def test_the_first_update_has_no_sampling_gap_and_later_losses_equal_the_referen
         np.concatenate([batch.completions_BxC, batch.edited_completions_KxC]),
         np.concatenate([batch.lengths_B, batch.edited_lengths_K]),
     )
-    score = jax.jit(lambda d: completion_log_probs(d, *rows)[0])
+    score = jax.jit(lambda d: completion_log_probs(d, *map(jnp.asarray, rows))[0])
     new = np.asarray(score(nnx.merge(graph, moved)), float)
     ref = np.asarray(score(policy.decoder), float)
     steps = new.shape[1]

@@ -1,0 +1,69 @@
+"""How many sampled specs are strictly valid: the warm-started policy on held-out tasks.
+
+python experiments/validity.py --policy warmstart --specs 200
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import random
+import sys
+from pathlib import Path
+
+import jax
+
+from lemon_jax.bench import load, wilson
+from lemon_jax.errors import LemonError
+from lemon_jax.orchestrator import Orchestrator
+from lemon_jax.train.config import UpdateConfig
+
+CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
+GROUP = 4
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--policy", default="warmstart", help="a policy folder, or a name in checkpoints/ (warmstart)")
+    add("--bench", nargs="+", default=["aqua", "multiarith"], help="whose test tasks (both)")
+    add("--specs", type=int, default=200, help="specs to sample, a multiple of 4 (200)")
+    add("--temperature", type=float, default=UpdateConfig.temperature, help="as in training (0.7)")
+    add("--seed", type=int, default=0, help="of tasks and sampling (0)")
+    add("--data", type=Path, default=None, help="folder of benchmark files (LEMON_DATA, cache, download)")
+    args = parser.parse_args()
+    try:
+        shipped = CHECKPOINTS / args.policy
+        policy = Orchestrator.load(shipped if shipped.is_dir() else Path(args.policy))
+        tasks = [task for bench in args.bench for task in load(bench, data_dir=args.data).test]
+    except LemonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    count = max(1, args.specs // GROUP)
+    chosen = random.Random(f"validity-{args.seed}").sample(tasks, min(count, len(tasks)))
+    rollouts = policy.write(
+        [t.prompt() for t in chosen],
+        jax.random.key(args.seed),
+        group=GROUP,
+        temperature=args.temperature,
+    )
+    valid = sum(r.valid for r in rollouts)
+    low, high = wilson(valid, len(rollouts))
+    faults = collections.Counter(
+        r.parsed.issues[0].code if r.parsed.issues else "unfinished" for r in rollouts if not r.valid
+    )
+    distinct = len({r.text for r in rollouts})
+    print(
+        f"{valid} of {len(rollouts)} specs strictly valid ({100 * valid / len(rollouts):.1f} %, "
+        f"95 % interval {100 * low:.1f} to {100 * high:.1f}); {distinct} distinct; "
+        f"temperature {args.temperature}, seed {args.seed}, {', '.join(args.bench)} test tasks"
+    )
+    for code, number in faults.most_common():
+        print(f"  {code}: {number}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
