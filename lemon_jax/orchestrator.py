@@ -36,17 +36,15 @@ LIMITS = {"max_prompt": 256, "max_new": 320}  # in tokens; a policy's manifest m
 @dataclass(frozen=True, kw_only=True)
 class Rollout:
     """One sampled spec. `token_ids` are the sampled ids (end token included) and are never re-encoded;
-    `log_probs` are those of the distribution that sampled them."""
+    `log_probs` are those of the distribution that sampled them; `text` is what the ids spell, also where
+    `parsed` is a repair of it."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     log_probs: tuple[float, ...]
     finished: bool
+    text: str
     parsed: Parsed
-
-    @property
-    def text(self) -> str:
-        return self.parsed.text
 
     @property
     def valid(self) -> bool:
@@ -180,13 +178,15 @@ class Orchestrator:
         for row, length in enumerate(samples.lengths_B):
             ids = tuple(int(i) for i in samples.tokens_BxC[row, :length])
             finished = bool(samples.finished_B[row])
+            text = self.tokenizer.decode(ids[:-1] if finished else ids)
             out.append(
                 Rollout(
                     prompt_ids=tuple(prompts[row // group]),
                     token_ids=ids,
                     log_probs=tuple(float(x) for x in samples.log_probs_BxC[row, :length]),
                     finished=finished,
-                    parsed=parse(self.tokenizer.decode(ids[:-1] if finished else ids)),
+                    text=text,
+                    parsed=parse(text),
                 )
             )
         return out

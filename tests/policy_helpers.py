@@ -91,12 +91,14 @@ def optax_promotion():
 def rollout(tokenizer: Tokenizer, text: str, *, prompt: Sequence[int] = (1, 5, 6), ids=None) -> Rollout:
     """A finished rollout of this text, by its canonical ids or by given ones; log-probabilities made up."""
     token_ids = (*(ids if ids is not None else tokenizer.encode(text)), tokenizer.eos_id)
+    decoded = tokenizer.decode(token_ids[:-1])
     return Rollout(
         prompt_ids=tuple(prompt),
         token_ids=token_ids,
         log_probs=(-1.0,) * len(token_ids),
         finished=True,
-        parsed=parse(tokenizer.decode(token_ids[:-1])),
+        text=decoded,
+        parsed=parse(decoded),
     )
 
 

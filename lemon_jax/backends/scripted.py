@@ -88,8 +88,11 @@ def pseudo_worker(request: Request) -> str:
         return f"answer = {expression}"
     options = _OPTION.findall(user)
     if options:
-        return f"Comparing the options.\nAnswer: {_choose(request, options, expression)}"
-    return f"The quantities give {expression}.\nAnswer: {_value(expression)}"
+        work, answer = "Comparing the options.", _choose(request, options, expression)
+    else:
+        work, answer = f"The quantities give {expression}.", _value(expression)
+    # A role that stops at the line's end wants the answer at once.
+    return f"Answer: {answer}" if "\n" in request.stop else f"{work}\nAnswer: {answer}"
 
 
 def _draw(request: Request, what: str, below: int) -> int:

@@ -73,6 +73,7 @@ def save_weights(
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)  # a temporary file is private, a policy is to be shared
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

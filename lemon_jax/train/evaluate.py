@@ -53,17 +53,23 @@ def record(
     reward: dict[str, Any] | None = None,
     group_index: int | None = None,
     edit: Edit | None = None,
+    text: str | None = None,
+    finished: bool = True,
 ) -> dict[str, Any]:
-    """One line of executions.jsonl. It holds no wall times: equal runs write equal lines."""
+    """One line of executions.jsonl. It holds no wall times: equal runs write equal lines.
+
+    `text` is the spec as it was written, where that is not what was executed; `finished` is False for
+    one that was cut at its token limit.
+    """
     execution = scored.execution
     row: dict[str, Any] = {
         "phase": phase,
         "method": method,
         "step": step,
         "task": scored.task.id,
-        "spec": scored.parsed.text,
-        "valid": scored.parsed.strict_ok,
-        "errors": [issue.code for issue in scored.parsed.issues],
+        "spec": scored.parsed.text if text is None else text,
+        "valid": scored.parsed.strict_ok and finished,
+        "errors": [issue.code for issue in scored.parsed.issues] + ([] if finished else ["UNFINISHED"]),
         "repairs": list(scored.parsed.repairs),
         "agents": [_agent_row(agent) for agent in execution.agents] if execution else [],
         "answer": scored.grade.answer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
@@ -62,6 +63,13 @@ def check_counts(config: RunConfig) -> None:
         )
     if not 0 <= config.seed < 2**32:
         faults.append(f"seed is {config.seed}, it must be from 0 to {2**32 - 1}")
+    update = config.update
+    for name in ("learning_rate", "clip_norm", "clip", "temperature"):
+        if not 0 < getattr(update, name) < math.inf:
+            faults.append(f"update.{name} is {getattr(update, name)}, it must be positive and finite")
+    for name in ("kl", "counterfactual", "tau"):
+        if not 0 <= getattr(update, name) < math.inf:
+            faults.append(f"update.{name} is {getattr(update, name)}, it must be finite and not negative")
     if faults:
         raise LemonError("; ".join(faults))
 

@@ -132,8 +132,19 @@ def _reward(config: RewardConfig, scored: Scored, valid: bool) -> Reward:
 def execution_rows(outcome: StepOutcome, config: RunConfig, step: int) -> list[dict[str, Any]]:
     """The step's lines of executions.jsonl: rollouts in order, then edits in order."""
     rows = [
-        record(s, phase="train", method="lemon", step=step, reward=r.to_dict(), group_index=i % config.group)
-        for i, (s, r) in enumerate(zip(outcome.scored, outcome.rewards, strict=True))
+        record(
+            s,
+            phase="train",
+            method="lemon",
+            step=step,
+            reward=r.to_dict(),
+            group_index=i % config.group,
+            text=rollout.text,
+            finished=rollout.finished,
+        )
+        for i, (s, r, rollout) in enumerate(
+            zip(outcome.scored, outcome.rewards, outcome.rollouts, strict=True)
+        )
     ]
     for c in outcome.contrasts:
         row = record(
