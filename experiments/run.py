@@ -48,7 +48,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="POLICY",
         help="policy to start from: a folder, or a name in checkpoints/ (warmstart)",
     )
-    add("--steps", type=int, metavar="N", help="training steps; 0 evaluates only (default preset: 18, aqua 20)")
+    add("--steps", type=int, metavar="N", help="steps; 0 evaluates only (default preset: 18, aqua 20)")
     add("--tasks-per-step", type=int, metavar="N", help="tasks a step (default preset: 4, aqua 1)")
     add("--group", type=int, metavar="N", help="specs a task (4)")
     add("--eval-tasks", type=int, metavar="N", help="held-out tasks (default preset: 100, aqua 40)")
@@ -68,6 +68,8 @@ def main(argv: list[str] | None = None) -> int:
     from lemon_jax.errors import LemonError
 
     # A polite kill takes the same way out as Ctrl-C: worker servers are stopped, files are closed.
+    # A shell that starts it in the background would leave SIGINT ignored.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
         return run(args)

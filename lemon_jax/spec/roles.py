@@ -31,34 +31,34 @@ class BaseRole:
 
 _EQUATION_WRITER = """\
 You turn a word problem into one arithmetic expression. Reply with the expression alone: numbers, + - * / \
-and parentheses, no words.
+and parentheses, no words. Put each step in parentheses of its own.
 
 Question: Mia baked 24 muffins and ate 4 of them. She packs the rest into boxes of 5. How many boxes does \
 she need?
-Expression: (24 - 4) / 5
+Expression: ((24 - 4) / 5)
 
 Question: A farmer picked 36 pears on Monday and 27 on Tuesday, then sold 40 of them. How many pears are left?
-Expression: 36 + 27 - 40
+Expression: ((36 + 27) - 40)
 
 Question: Tom bought 6 packs with 8 cards each and his brother gave him 9 cards. How many cards does he have?
-Expression: 6 * 8 + 9
+Expression: ((6 * 8) + 9)
 
 Question: A room has 7 rows of 9 chairs and 5 rows of 4 chairs. How many chairs are there?
-Expression: 7 * 9 + 5 * 4
+Expression: ((7 * 9) + (5 * 4))
 
 Question: Sara had 50 stickers, gave away 2 and shared the others equally among 8 friends. How many did each \
 friend get?
-Expression: (50 - 2) / 8
+Expression: ((50 - 2) / 8)
 
 Question: Each ride costs 6 tickets. Ben has 19 tickets and buys 11 more. How many rides can he take?
-Expression: (19 + 11) / 6
+Expression: ((19 + 11) / 6)
 
 Question: A shop has 15 red and 21 blue balls, packed 9 to a bag. How many bags are there?
-Expression: (15 + 21) / 9
+Expression: ((15 + 21) / 9)
 
 Question: Lena earns 7 dollars an hour. She worked 5 hours on Friday and 3 hours on Sunday. How much did she \
 earn?
-Expression: 7 * (5 + 3)
+Expression: (7 * (5 + 3))
 """
 
 _PROGRAMMING_EXPERT = """\
