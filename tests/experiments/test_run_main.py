@@ -54,7 +54,8 @@ def run_bench(bench, policy, out, *more):
 
 
 def test_a_run_writes_everything_a_reader_needs(policy_folder, tmp_path, capsys):
-    run = run_bench("aqua", policy_folder, tmp_path / "run", "--steps", 3)
+    # A seed with which the tiny policy writes valid specs, so that there is something to edit.
+    run = run_bench("aqua", policy_folder, tmp_path / "run", "--steps", 3, "--seed", 1)
     printed = capsys.readouterr()
     assert "SAMPLE DATA, not aqua" in printed.err
     assert "accuracy" in printed.out

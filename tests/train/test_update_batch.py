@@ -170,7 +170,7 @@ def _parts(policy):
 
 def test_the_first_update_has_no_sampling_gap_and_later_losses_equal_the_reference(policy, sampled):
     _, batch = sampled
-    config = UpdateConfig(learning_rate=3e-3, warmup=0, kl=0.1)
+    config = UpdateConfig(learning_rate=3e-3, warmup=0, kl=0.1, temperature=1.0)
     graph, reference, params = _parts(policy)
     before = params_sha256(policy.decoder)
     with optax_promotion():
@@ -225,7 +225,7 @@ def test_a_batch_in_which_everything_failed_changes_nothing(policy, sampled):
         weight_K=np.zeros_like(batch.weight_K),
         contrast_K=np.full_like(batch.contrast_K, np.nan),
     )
-    config = UpdateConfig(learning_rate=3e-3, warmup=0, kl=0.1)  # as above: compiled once
+    config = UpdateConfig(learning_rate=3e-3, warmup=0, kl=0.1, temperature=1.0)  # as above: compiled once
     graph, reference, params = _parts(policy)
     with optax_promotion():
         state, metrics = update(init_state(params, config), reference, nothing, graph=graph, config=config)
@@ -237,7 +237,7 @@ def test_a_batch_in_which_everything_failed_changes_nothing(policy, sampled):
 def test_grpo_leaves_edited_rows_alone_and_the_credit_leaves_masked_rollouts_alone(policy, sampled):
     """Whatever stands in an absent edit's row, and whatever a masked rollout's reward was, nothing moves."""
     _, batch = sampled
-    config = UpdateConfig(kl=0.1)
+    config = UpdateConfig(kl=0.1, temperature=1.0)
     junk = batch.edited_completions_KxC.copy()
     junk[2] = 7  # the third edit is absent
     old = batch.old_log_probs_BxC.copy()
