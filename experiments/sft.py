@@ -108,7 +108,7 @@ def _run(args: argparse.Namespace) -> None:
     policy = train(policy, examples, sft, on_step)
     manifest = {
         "kind": "warm start",
-        "command": "python experiments/sft.py " + " ".join(sys.argv[1:]),
+        "command": _command(),
         "preset": args.policy,
         "continued_from": read_manifest(args.init) if args.init else None,
         "seed": args.seed,
@@ -127,6 +127,15 @@ def _run(args: argparse.Namespace) -> None:
     }
     policy.save(args.out, manifest)
     print(f"{args.out}: policy written; python experiments/validity.py --policy {args.out} examines it")
+
+
+def _command() -> str:
+    """How to do it again: the command line without the place of the data on this machine."""
+    words = sys.argv[1:]
+    if "--data" in words:
+        at = words.index("--data")
+        del words[at : at + 2]
+    return " ".join(["python experiments/sft.py", *words])
 
 
 def _new_policy(args: argparse.Namespace, tasks: list[Task], pairs: list[tuple[str, str]]) -> Orchestrator:
