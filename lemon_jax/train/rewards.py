@@ -29,7 +29,7 @@ class RewardConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
-    """A reward and its terms; `total` is NaN for a masked execution."""
+    """A reward and its terms, which add up to it; `total` is NaN for a masked execution."""
 
     success: float = 0.0
     efficiency: float = 0.0
@@ -41,7 +41,7 @@ class Reward:
     def total(self) -> float:
         if self.masked:
             return math.nan
-        return self.success + self.efficiency - self.structure + self.invalid
+        return self.success + self.efficiency + self.structure + self.invalid
 
     def to_dict(self) -> dict[str, float | bool | None]:
         """Terms rounded for a log line; a masked total is None, which JSON can hold."""
@@ -65,5 +65,5 @@ def reward(config: RewardConfig, spec: Spec, usage: Usage, *, correct: bool) -> 
     return Reward(
         success=config.success * correct,
         efficiency=config.efficiency / (1.0 + cost / config.half_cost),
-        structure=config.agent * (len(spec.agents) - 1) + config.dependency * edges(spec),
+        structure=-(config.agent * (len(spec.agents) - 1) + config.dependency * edges(spec)),
     )

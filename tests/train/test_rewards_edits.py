@@ -17,7 +17,7 @@ CONFIG = RewardConfig(success=1.0, efficiency=0.3, half_cost=100.0, agent=0.02, 
 
 def test_the_three_terms():
     found = reward(CONFIG, CHECKED, Usage(cost=100.0), correct=True)
-    assert found == Reward(success=1.0, efficiency=0.15, structure=0.03)
+    assert found == Reward(success=1.0, efficiency=0.15, structure=-0.03)
     assert found.total == pytest.approx(1.0 + 0.15 - 0.03)
 
 
