@@ -1,3 +1,4 @@
+import gc
 import logging
 import shutil
 from dataclasses import replace
@@ -15,6 +16,17 @@ from lemon_jax.train.checkpoint import KEEP, Checkpoints
 from lemon_jax.train.config import UpdateConfig
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.update import init_state
+
+# Orbax leaves a coroutine that failed on a damaged file to the garbage collector, which complains
+# whenever it happens to run.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def collect_what_damaged_files_left():
+    yield
+    gc.collect()
+
 
 CONFIG = UpdateConfig()
 SAMPLER = EditSampler(ema=(0.1, 1 / 3, 2.0000000001))

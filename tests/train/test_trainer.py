@@ -1,6 +1,7 @@
 """The whole loop in process: a small policy that samples real specs, scripted workers, real checkpoints."""
 
 import asyncio
+import gc
 import json
 import logging
 from dataclasses import replace
@@ -19,6 +20,17 @@ from lemon_jax.runtime import CallStore
 from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, TIMINGS, RunDir
 from lemon_jax.train.trainer import Trainer
+
+# Orbax leaves a coroutine that failed on a damaged file to the garbage collector, which complains
+# whenever it happens to run.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
+
+@pytest.fixture(autouse=True)
+def collect_what_damaged_files_left():
+    yield
+    gc.collect()
+
 
 CONFIG = RunConfig(
     bench="multiarith",
