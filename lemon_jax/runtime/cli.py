@@ -21,7 +21,8 @@ from lemon_jax.runtime.executor import Executor
 from lemon_jax.runtime.prompts import LETTERS, TextProblem
 from lemon_jax.runtime.show_progress import ShowProgress
 from lemon_jax.runtime.store import CallStore
-from lemon_jax.spec import MAX_BYTES, Spec, format_issue, parse
+from lemon_jax.spec import Spec, format_issue, parse
+from lemon_jax.spec.cli import READ_LIMIT, read_text
 
 # A worker's reply is untrusted: no escape sequence of its own reaches the terminal.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -87,7 +88,7 @@ async def _run(
 def _read_spec(file: str) -> Spec | None:
     """The spec, repaired if need be; None, with its issues on stderr, where that is impossible."""
     name = "<stdin>" if file == "-" else file
-    parsed = parse(_read(file, name, MAX_BYTES + 1))
+    parsed = parse(read_text(file, name, READ_LIMIT))
     for issue in parsed.issues:
         print(format_issue(issue, name), file=sys.stderr)
     if parsed.spec is None:
@@ -97,25 +98,8 @@ def _read_spec(file: str) -> Spec | None:
     return parsed.spec
 
 
-def _read(file: str, name: str, limit: int = -1) -> str:
-    """Text of a file or of standard input, at most `limit` bytes: one more than is accepted shows enough."""
-    try:
-        if file == "-":
-            data = sys.stdin.buffer.read(limit)
-        else:
-            with Path(file).open("rb") as stream:
-                data = stream.read(limit)
-    except OSError as error:
-        raise LemonError(f"{name}: cannot be read: {error.strerror}; give the path of a YAML file") from None
-    try:
-        # A read that stopped at the limit may have cut a character in two; a space keeps it too long.
-        return data.decode("utf-8", "ignore") + " " * 4 if len(data) == limit else data.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise LemonError(f"{name}: byte {error.start + 1} is not UTF-8; save it as UTF-8") from None
-
-
 def _problem(task: str, options: list[str]) -> TextProblem:
-    question = _read("-", "--task -") if task == "-" else task
+    question = read_text("-", "--task -") if task == "-" else task
     if not question.strip():
         raise LemonError("--task: found nothing; give the text of a task")
     if len(options) > len(LETTERS):

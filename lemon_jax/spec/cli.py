@@ -16,6 +16,8 @@ from .reader import MAX_BYTES
 from .schema import json_schema
 from .types import Spec
 
+READ_LIMIT = MAX_BYTES + 1  # one byte more than parse accepts is enough for it to refuse the text
+
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
     """Register `spec` with its subcommands; each sets `func(args) -> exit code`."""
@@ -32,7 +34,7 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
 def run_check(args: argparse.Namespace) -> int:
     """0 if the spec is valid, or was repaired on request; 1 with one line an issue otherwise."""
     name = "<stdin>" if args.file == "-" else args.file
-    parsed = parse(_read(args.file, name))
+    parsed = parse(read_text(args.file, name, READ_LIMIT))
     report = sys.stderr if args.repair else sys.stdout  # with --repair, stdout is the spec and nothing else
     for issue in parsed.issues:
         print(format_issue(issue, name), file=report)
@@ -55,8 +57,12 @@ def run_schema(args: argparse.Namespace) -> int:
     return 0
 
 
-def _read(file: str, name: str) -> str:
-    limit = MAX_BYTES + 1  # one byte more than parse accepts is enough for it to refuse the text
+def read_text(file: str, name: str, limit: int = -1) -> str:
+    """Text of a file, or of standard input for "-"; at most `limit` bytes where that is not negative.
+
+    Raises:
+        LemonError: it cannot be read, or is not UTF-8.
+    """
     try:
         if file == "-":
             data = sys.stdin.buffer.read(limit)
@@ -66,8 +72,8 @@ def _read(file: str, name: str) -> str:
     except OSError as error:
         raise LemonError(f"{name}: cannot be read: {error.strerror}; give the path of a YAML file") from None
     try:
-        # A read that stopped at the limit may have cut a character in two.
-        return data.decode("utf-8", "ignore" if len(data) == limit else "strict") + " " * (len(data) == limit)
+        # A read that stopped at the limit may have cut a character in two; spaces keep it too long.
+        return data.decode("utf-8", "ignore") + " " * 4 if len(data) == limit else data.decode("utf-8")
     except UnicodeDecodeError as error:
         byte = data[error.start]
         message = f"{name}: byte {error.start + 1} (0x{byte:02x}) is not UTF-8; save the file as UTF-8"
