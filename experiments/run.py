@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import errno
 import signal
 import sys
 import time
@@ -25,6 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINTS = ROOT / "checkpoints"
 PRESETS = Path(__file__).resolve().parent / "presets"
 EXIT_FAULT, EXIT_INTERRUPTED = 2, 130
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -76,6 +78,12 @@ def main(argv: list[str] | None = None) -> int:
     except LemonError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAULT
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {where}{error.strerror}; make room and go on with --resume", file=sys.stderr)
+        return EXIT_FAULT
     except KeyboardInterrupt:
         print("interrupted; continue with --resume and the run's folder", file=sys.stderr)
         return EXIT_INTERRUPTED
@@ -126,7 +134,8 @@ def run(args: argparse.Namespace) -> int:
                     resumed=earlier is not None,
                 )
                 try:
-                    return await running.execute(), directory
+                    with directory.locked():
+                        return await running.execute(), directory
                 except LemonError:
                     if earlier is None:
                         directory.discard_unused()

@@ -47,6 +47,7 @@ class CallStore:
         Raises:
             LemonError: the file cannot be opened, or is something else.
         """
+        self._path = path or "call store"
         self._recording = recording or {}
         try:
             self._db = sqlite3.connect(path if path is not None else ":memory:", isolation_level=None)
@@ -80,10 +81,11 @@ class CallStore:
             self._insert(key, scope, reply, recorded=False)
 
     def _insert(self, key: str, scope: str, reply: Reply, *, recorded: bool) -> None:
-        self._db.execute(
-            "insert or ignore into calls values (?, ?, ?, ?)",
-            (key, scope, int(recorded), json.dumps(asdict(reply), ensure_ascii=False)),
-        )
+        row = (key, scope, int(recorded), json.dumps(asdict(reply), ensure_ascii=False))
+        try:
+            self._db.execute("insert or ignore into calls values (?, ?, ?, ?)", row)
+        except sqlite3.OperationalError as error:  # a full disk, most often
+            raise LemonError(f"{self._path}: {error}; make room and go on with --resume") from error
 
     def origin(self, keys: Iterable[str]) -> dict[str, tuple[str, bool]]:
         """For each stored key: the scope that first asked for it, and whether a recording answered."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.update import TrainState
 
 KEEP = 2
+_NO_ROOM = tuple(os.strerror(e) for e in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 log = logging.getLogger(__name__)
 
 
@@ -34,8 +37,19 @@ class Checkpoints:
         )
 
     def save(self, step: int, state: TrainState, sampler: EditSampler) -> None:
-        """Keep the state after `step` steps; older ones but one are removed."""
-        self._checkpointer.save(step, _tree(step, state, sampler), overwrite=True)
+        """Keep the state after `step` steps; older ones but one are removed.
+
+        Raises LemonError where the disk is full; the checkpoints before it stay.
+        """
+        try:
+            self._checkpointer.save(step, _tree(step, state, sampler), overwrite=True)
+        except ValueError as error:  # how the library reports any failed write
+            reason = next((text for text in _NO_ROOM if text in str(error)), None)
+            if reason is None:
+                raise
+            raise LemonError(
+                f"{self.folder / str(step)}: {reason}; make room and go on with --resume"
+            ) from error
 
     def restore(self, like: TrainState, sampler: EditSampler) -> tuple[int, TrainState, EditSampler] | None:
         """The newest readable checkpoint as (steps done, state, edit sampler); None if there is none.

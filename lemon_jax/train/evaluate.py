@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,17 @@ class Scored:
         """Call keys in spec order, with repetitions."""
         agents: tuple[AgentRun, ...] = self.execution.agents if self.execution else ()
         return [key for agent in agents for key in agent.keys]
+
+
+async def together(*work: Coroutine[Any, Any, Scored]) -> list[Scored]:
+    """All results in order. At the first failure the rest is stopped and awaited, and it alone is raised."""
+    tasks = [asyncio.create_task(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 NOT_EXECUTED = Grade(correct=False, answer=None, fallback=False, no_answer=True)
@@ -165,7 +176,7 @@ async def evaluate(
             on_done()
         return scored
 
-    scored = await asyncio.gather(*(one(t, s) for t, s in zip(tasks, specs, strict=True)))
+    scored = await together(*(one(t, s) for t, s in zip(tasks, specs, strict=True)))
     known = [s for s in scored if not s.infra_failed]
     correct = sum(s.grade.correct for s in known)
     usages = [s.execution.usage for s in known if s.execution]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -16,7 +15,7 @@ from lemon_jax.runtime import CallStore, Executor
 from lemon_jax.spec import FAMILIES, Edit, applicable, edges, parse
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.edit_sampler import EditSampler
-from lemon_jax.train.evaluate import Scored, count_calls, execute, record
+from lemon_jax.train.evaluate import Scored, count_calls, execute, record, together
 from lemon_jax.train.rewards import Reward, RewardConfig, invalid_reward, masked_reward, reward
 
 
@@ -90,7 +89,7 @@ async def run_step(
     edits = choose_edits(rollouts, config.edits_per_step, sampler, rng)
     scope = scope_of(step)
     per_rollout = [tasks[i // config.group] for i in range(len(rollouts))]
-    results = await asyncio.gather(
+    results = await together(
         *(_maybe_execute(executor, t, r, scope) for t, r in zip(per_rollout, rollouts, strict=True)),
         *(execute(executor, per_rollout[i], parse(edit.text), scope) for i, edit in edits),
     )

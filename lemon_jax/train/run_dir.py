@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import json
 import os
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,22 @@ class RunDir:
             ) from error
         return cls(path), manifest
 
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        """Keep other processes from working on this run; the kernel lets go when this one ends.
+
+        Raises LemonError where another process holds it.
+        """
+        # The manifest is written once and stays: no file of its own is left behind by a lock.
+        with (self.path / MANIFEST).open("r+b") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise LemonError(
+                    f"{self.path}: another process is working on this run; wait for its end, or stop it"
+                ) from error
+            yield
+
     @property
     def policy(self) -> Path:
         return self.path / "policy"
@@ -69,10 +86,13 @@ class RunDir:
 
     def discard_unused(self) -> None:
         """Remove a new run that failed before its first worker call: its folder holds nothing of use."""
-        if self.calls.exists():
-            with closing(sqlite3.connect(self.calls)) as store:
-                if store.execute("select count(*) from calls").fetchone()[0]:
-                    return
+        try:
+            if self.calls.exists():
+                with closing(sqlite3.connect(self.calls)) as store:
+                    if store.execute("select count(*) from calls").fetchone()[0]:
+                        return
+        except sqlite3.OperationalError:  # a full disk: what there is cannot even be read
+            return
         if (self.path / METRICS).exists() or (self.path / EXECUTIONS).exists():
             return
         for name in (MANIFEST, CALLS, f"{CALLS}-wal", f"{CALLS}-shm"):
