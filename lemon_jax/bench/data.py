@@ -11,6 +11,7 @@ LEMON_CACHE the user's cache folder.
 import hashlib
 import json
 import os
+import random
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,7 +89,13 @@ def _aqua_task(row: dict[str, Any], task_id: str) -> Task:
 
 
 def _multiarith(files: list[Rows]) -> Splits:
+    """The split that is in use everywhere: the 600 in the order of `random.Random(42).shuffle`, cut at 420.
+
+    The file itself is sorted by kind of problem: cut in its own order, train and test would hold other kinds.
+    A task's id is its place in the file.
+    """
     tasks = [_multiarith_task(row, f"multiarith-{i}") for i, row in enumerate(files[0])]
+    random.Random(42).shuffle(tasks)
     return tasks[:420], tasks[420:]
 
 

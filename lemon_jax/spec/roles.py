@@ -53,8 +53,8 @@ Expression: ((50 - 2) / 8)
 Question: Each ride costs 6 tickets. Ben has 19 tickets and buys 11 more. How many rides can he take?
 Expression: ((19 + 11) / 6)
 
-Question: A shop has 15 red and 21 blue balls, packed 9 to a bag. How many bags are there?
-Expression: ((15 + 21) / 9)
+Question: A shop had 9 boxes of 12 pens and sold 4 boxes. How many pens are left?
+Expression: ((9 - 4) * 12)
 
 Question: Lena earns 7 dollars an hour. She worked 5 hours on Friday and 3 hours on Sunday. How much did she \
 earn?
