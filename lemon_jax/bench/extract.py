@@ -1,4 +1,4 @@
-r"""The answer of a reply, and whether it is right.
+r"""The answer of a reply.
 
 The last explicit marker that carries a value wins ("answer is", "Answer:", "####", a complete \boxed{}), and
 of it the first value. Without any marker a weaker rule is tried and flagged as `fallback`. Nothing is ever
@@ -10,13 +10,12 @@ patterns are bounded, so the time is linear in the length of the reply.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import pairwise
 
-from lemon_jax.bench.task import LETTERS, Task
+from lemon_jax.bench.task import LETTERS
 from lemon_jax.numbers import Number, find_numbers, format_number, normalise, numbers_in
 
-__all__ = ["Extraction", "Grade", "extract_choice", "extract_number", "grade", "numbers_in"]
+__all__ = ["Extraction", "extract_choice", "extract_number", "numbers_in"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +24,6 @@ class Extraction:
 
     value: str | None
     fallback: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grade:
-    """`no_answer` is counted apart from wrong: no answer never equals a gold, "0" included."""
-
-    correct: bool
-    answer: str | None
-    fallback: bool
-    no_answer: bool
 
 
 _ANSWER = r"(?:answer|ans|antwort|respuesta|resposta|risposta|réponse|ответ)"
@@ -226,14 +215,3 @@ def extract_choice(text: str, n_options: int) -> Extraction:
     else:
         letter = _named_in(text, n_options)
     return Extraction(value=letter or None, fallback=bool(letter) and not (led and len(lines) == 1))
-
-
-def grade(task: Task, text: str) -> Grade:
-    """Grade a reply: the exact number, or the gold's letter (even where two options have the same text)."""
-    if task.kind == "choice":
-        found = extract_choice(text, len(task.options))
-        correct = found.value == task.gold
-    else:
-        found = extract_number(text)
-        correct = found.value is not None and Fraction(found.value) == Fraction(task.gold)
-    return Grade(correct=correct, answer=found.value, fallback=found.fallback, no_answer=found.value is None)

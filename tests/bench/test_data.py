@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from lemon_jax.bench import SOURCES, load
-from lemon_jax.bench.data import DataFile, build, read_rows
+from lemon_jax.bench.data import build
 from lemon_jax.bench.download import sha256_of
+from lemon_jax.bench.sources import DataFile, read_rows
 from lemon_jax.errors import LemonError
 
 real_data = pytest.mark.skipif(

@@ -5,6 +5,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 
 from lemon_jax.bench import data as bench_data
+from lemon_jax.bench import sources
 from lemon_jax.bench.download import Unreachable, fetch
 from lemon_jax.errors import LemonError
 
@@ -103,10 +104,10 @@ def test_404_is_unreachable_and_names_the_address(server, tmp_path):
 def tiny_bench(monkeypatch):
     """The aqua entry, with the server's body as its one expected file."""
     monkeypatch.delenv("LEMON_DATA", raising=False)
-    source = bench_data.SOURCES["aqua"]
-    files = tuple(bench_data.DataFile(path=file.path, url=file.url, sha256=DIGEST) for file in source.files)
-    changed = bench_data.Source(kind="choice", files=files, split=source.split, n_train=0, n_test=0)
-    monkeypatch.setitem(bench_data.SOURCES, "aqua", changed)
+    source = sources.SOURCES["aqua"]
+    files = tuple(sources.DataFile(path=file.path, url=file.url, sha256=DIGEST) for file in source.files)
+    changed = sources.Source(kind="choice", files=files, split=source.split, n_train=0, n_test=0)
+    monkeypatch.setitem(sources.SOURCES, "aqua", changed)
 
 
 @pytest.mark.usefixtures("tiny_bench")
@@ -130,7 +131,7 @@ def test_load_with_a_wrong_download_is_an_error(server, tmp_path, monkeypatch):
 @pytest.mark.usefixtures("tiny_bench")
 def test_load_keeps_what_it_downloaded_and_mends_a_damaged_cache(server, tmp_path, monkeypatch):
     built = []
-    monkeypatch.setattr(bench_data, "build", lambda bench, source, paths: built.append(paths))
+    monkeypatch.setattr(bench_data, "build", lambda bench, source, paths, protocol: built.append(paths))
     bench_data.load("aqua", base_url=server.url, cache_dir=tmp_path)
     bench_data.load("aqua", base_url=server.url, cache_dir=tmp_path, download=False)
     assert built[0] == built[1] == [tmp_path / "aqua/dev.json", tmp_path / "aqua/test.json"]
