@@ -163,10 +163,12 @@ def _letter_at(zone: str, n_options: int) -> str | None:
     if not match:
         return None
     letter, after = match["letter"], match["after"]
-    if letter in "aAiI" and re.match(" [A-Za-z]", after) and not _AFTER_A.match(after):
-        return None  # the article, the pronoun
+    if _is_a_word(letter, after):
+        return None
     other = _OTHER.match(after)
     two = other and other[2].upper() != letter.upper() and (other[2].isupper() or letter.islower())
+    if two and other and other[2] == "A" and _is_a_word("A", after[other.end() :]):
+        two = False  # "C, A large city"
     if two and other and other[1] == ",":  # in "C, M + N" a formula follows, no second choice
         two = LETTERS.index(other[2].upper()) < n_options
     known = LETTERS.index(letter.upper()) < n_options
@@ -176,6 +178,11 @@ def _letter_at(zone: str, n_options: int) -> str | None:
         if named is not None:
             return named
     return letter.upper() if known and not two else ""
+
+
+def _is_a_word(letter: str, after: str) -> bool:
+    """Whether it is the article or the pronoun, by what follows."""
+    return letter in "aAiI" and bool(re.match(" [A-Za-z]", after)) and not _AFTER_A.match(after)
 
 
 def _named_in(zone: str, n_options: int) -> str | None:
@@ -194,7 +201,9 @@ def _choice_marks(text: str, marks: list[_Mark], n_options: int) -> Iterator[tup
         yield mark.start, _named_in(zone, n_options) if letter is None else letter
     for verdict in _VERDICT.finditer(text):
         letter = verdict["letter"] or verdict["named"] or verdict["chosen"]
-        yield verdict.start(), letter if LETTERS.index(letter) < n_options else ""
+        known = LETTERS.index(letter) < n_options
+        if known or letter != "I":  # "Only I is correct" is about a statement
+            yield verdict.start(), letter if known else ""
 
 
 def extract_choice(text: str, n_options: int) -> Extraction:

@@ -37,7 +37,8 @@ def _task(row: dict[str, Any], task_id: str) -> Task:
 
 
 def _gold_text(row: dict[str, Any]) -> str:
-    return str(row.get("answer", "")).rpartition("####")[2].strip()
+    _, mark, gold = str(row.get("answer", "")).rpartition("####")
+    return gold.strip() if mark else ""
 
 
 def _row_faults(files: list[Rows], splits: tuple[str, ...] = ("train", "test")) -> list[str]:

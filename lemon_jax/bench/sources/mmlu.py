@@ -7,8 +7,8 @@ the validation questions after a permutation with seed 888.
 Where the files come from: the authors publish one tar archive (ARCHIVE, about 166 MB, most of it an extra
 training set that is not used); the dev and test files are taken out of it. Their digests are those of copies,
 as there is no official list. The validation split is read from a copy in JSON lines, at a fixed commit of a
-public repository: the archive has it as 57 CSV files too, but no digest of those is known. A file with another
-digest is refused.
+public repository: the archive has it as 57 CSV files too, but no digest of those is known. A file with
+another digest is refused.
 """
 
 from dataclasses import replace

@@ -43,13 +43,11 @@ def _task(row: dict[str, Any], task_id: str) -> Task:
 
 def _row_faults(files: list[Rows]) -> list[str]:
     rows = files[0]
-    floats = [row["Answer"] for row in rows if isinstance(row.get("Answer"), float)]
-    open_ended = sum(not str(row.get("Body")).rstrip().endswith((".", "!", "?")) for row in rows)
+    floats = [row["Answer"] for row in rows if isinstance(row["Answer"], float)]
+    whole = sum(value.is_integer() for value in floats)
+    open_ended = sum(not row["Body"].rstrip().endswith((".", "!", "?")) for row in rows)
     return [
-        f"{len(floats)} golds are written as floats ({floats[0]!r}), "
-        f"{sum(not value.is_integer() for value in floats)} of them are no whole numbers"
-        if floats
-        else "no gold is written as a float",
+        f"{len(floats)} golds are written as floats (51.0), {whole} of them are whole numbers; read exactly",
         f"{open_ended} stories lack a full stop before the question",
     ]
 
