@@ -116,9 +116,9 @@ def official():
 
 @pytest.fixture
 def mirror(official, no_folder, monkeypatch, tmp_path):
-    """A server with the official files under the paths of a mirror; the value is the cache it fills."""
-    for source in SOURCES.values():
-        for file in source.files:
+    """A server with the files of two benches under the paths of a mirror; the value is the cache it fills."""
+    for bench in ("gsm8k", "humaneval"):
+        for file in SOURCES[bench].files:
             (tmp_path / "mirror" / file.url).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / "mirror" / file.url).symlink_to(official / file.path)
     handler = partial(QuietHandler, directory=tmp_path / "mirror")
@@ -139,12 +139,14 @@ def test_fetch_from_a_mirror_then_check(capsys, mirror):
     assert captured.err.splitlines()[-1] == "test.jsonl: 0.7 of 0.7 MB"
     assert main(["data", "check", "gsm8k"]) == 0
     capsys.readouterr()
-    # The mirror lacks MMLU's validation split: the rest is fetched all the same, and code 2 says so.
+    # The mirror lacks the others: what it has is fetched all the same, and one line names each failure.
     assert main(["data", "fetch", "all"]) == 2
     captured = capsys.readouterr()
-    assert [line.split(":")[0] for line in captured.out.splitlines()] == [b for b in SOURCES if b != "mmlu"]
-    assert "error: mmlu: " in captured.err
-    assert "mmlu_validation.jsonl: HTTP 404" in captured.err
+    assert [line.split(":")[0] for line in captured.out.splitlines()] == ["gsm8k", "humaneval"]
+    error = captured.err.splitlines()[-1]
+    assert error.startswith("error: aqua: http")
+    assert "; mmlu: http" in error
+    assert "/mmlu/dev/abstract_algebra_dev.csv: HTTP 404" in error
 
 
 def test_unknown_bench_is_a_usage_error(capsys):

@@ -157,7 +157,7 @@ CHOICES = [
 
 CHOICES += [
     ("The answer is option C, A large city", "C"),
-    ("So it is B, I think", "B"),
+    ("The answer is B, I think", "B"),
     ("The answer is C, A", None),
     ("The answer is C, A and B", None),
     ("The answer is D) Only I is correct.", "D"),

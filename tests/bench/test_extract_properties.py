@@ -19,7 +19,7 @@ HOSTILE = st.text(alphabet="answer is:#\\boxed{}()ABCDEF0123./,-=$%*\n ½−："
 NUMBERS = st.integers(-(10**12), 10**12) | st.decimals(
     min_value=-1000, max_value=1000, places=3, allow_nan=False
 )
-MARKS = ["The answer is {}.", "Answer: {}", "#### {}", r"\boxed{{{}}}", "**Answer: {}**", "answer = {} units"]
+MARKS = ["The answer is {}.", "Answer: {}", "#### {}", r"\boxed{{{}}}", "**Answer: {}**", "answer = {}"]
 
 
 def task(kind, gold, n_options=0):

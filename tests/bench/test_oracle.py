@@ -1,6 +1,6 @@
 """A worker that knows the gold is right in whatever style it answers; one that is always wrong never is.
 
-Every gold of every numeric and choice bench is tried in every style that holds no option text, and in four
+Every gold of every numeric and choice bench is tried in every style that holds no option text, and in two
 that do; the other styles take turns, as does the wrong answer's.
 """
 
@@ -32,7 +32,7 @@ LETTER_STYLES = [
     "**{l}**", "The answer is {l}, as 3 of the 4 others are too large.",
 ]  # fmt: skip
 TEXT_STYLES = [
-    "{l}) {t}", "The answer is {l}) {t}", "**{l}) {t}**", "A train is fast.\n\nAnswer:\n{l}) {t}",
+    "{l}) {t}", "A train is fast.\n\nAnswer:\n{l}) {t}", "The answer is {l}) {t}", "**{l}) {t}**",
     "({l}) {t}", "{l}. {t}",
 ]  # fmt: skip
 # Styles in which a text that names letters itself ("A and D") cannot be told from the choice.
@@ -56,12 +56,16 @@ def number_replies(answer, styles):
     return [style.format(a=answer, g=grouped) for style in styles]
 
 
+@cache
+def letter_replies(letter):
+    return [style.format(l=letter, s=letter.lower()) for style in LETTER_STYLES]
+
+
 def choice_replies(letter, text, i):
-    """All replies with the letter alone; of those with the text the first four and one of the others."""
-    styles = [*TEXT_STYLES[:4], TEXT_STYLES[4 + i % 2]]
-    if not NAMES_A_LETTER.search(text):
-        styles.append(FREE_STYLES[i % 2])
-    return [style.format(l=letter, s=letter.lower(), t=text) for style in (*LETTER_STYLES, *styles)]
+    """All replies with the letter alone; of those with the text the first two and one of the others."""
+    others = TEXT_STYLES[2:] if NAMES_A_LETTER.search(text) else [*TEXT_STYLES[2:], *FREE_STYLES]
+    styles = [*TEXT_STYLES[:2], others[i % len(others)]]
+    return letter_replies(letter) + [style.format(l=letter, t=text) for style in styles]
 
 
 def replies(task, i, right):
@@ -114,4 +118,4 @@ def test_options_of_aqua_in_every_style(bench):
 
 def test_there_are_more_than_twelve_styles():
     assert len(set(NUMBER_STYLES)) > 12
-    assert len({*LETTER_STYLES, *TEXT_STYLES[:4]}) > 12
+    assert len({*LETTER_STYLES, *TEXT_STYLES[:2]}) > 12
