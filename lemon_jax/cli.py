@@ -31,8 +31,14 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"lemon {__version__}")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     spec_cli.add_parser(subparsers)
-    if words[:1] != ["spec"]:
-        # Imported here, not above: checking a spec starts without the HTTP client that running one needs.
+    if words[:1] == ["spec"]:
+        return parser
+    # Imported here, not above: checking a spec starts without the HTTP client that downloads need, and what
+    # `data` does without the runtime.
+    from .bench import cli as bench_cli
+
+    bench_cli.add_parser(subparsers)
+    if words[:1] != ["data"]:
         from .report import cli as report_cli
         from .runtime import cli as runtime_cli
 

@@ -1,14 +1,18 @@
 """Problems, the answers found in replies, and whether they are right."""
 
-from lemon_jax.bench.data import OFFICIAL_URL, SOURCES, Dataset, load
-from lemon_jax.bench.extract import Extraction, Grade, extract_choice, extract_number, grade, numbers_in
+from lemon_jax.bench.data import OFFICIAL_URL, Dataset, load
+from lemon_jax.bench.extract import Extraction, extract_choice, extract_number, numbers_in
+from lemon_jax.bench.grade import EXTRACTORS, Grade, grade
 from lemon_jax.bench.sample import generate
+from lemon_jax.bench.sources import PROTOCOLS, SOURCES
 from lemon_jax.bench.stats import mcnemar_exact, wilson
 from lemon_jax.bench.task import LETTERS, Kind, Task
 
 __all__ = [
+    "EXTRACTORS",
     "LETTERS",
     "OFFICIAL_URL",
+    "PROTOCOLS",
     "SOURCES",
     "Dataset",
     "Extraction",

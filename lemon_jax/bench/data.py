@@ -1,63 +1,40 @@
-"""The benchmarks: where their files are found, what must hold of them, and what is known to be wrong in them.
+"""The benchmarks in memory: where their files are found, what must hold of them, and what is wrong in them.
 
 Order: the folder given, the folder in LEMON_DATA, the user's cache, the official address. A named folder
 that is incomplete or damaged is an error. The built-in sample is used only when no folder was named and the
 official files cannot be reached, and `Dataset.banner` then says so.
 
-LEMON_DATA_URL replaces the official address (a mirror in a closed network: the same paths, the same digests),
-LEMON_CACHE the user's cache folder.
+LEMON_DATA_URL replaces the official address (a mirror in a closed network: the paths of `DataFile.url`, the
+same digests), LEMON_CACHE the user's cache folder.
 """
 
 import hashlib
-import json
 import os
-import random
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from platformdirs import user_cache_path
 
-from lemon_jax.bench.download import Progress, Unreachable, fetch, sha256_of
+from lemon_jax.bench.download import Member, Progress, Unreachable, fetch, fetch_members, sha256_of
 from lemon_jax.bench.sample import generate
-from lemon_jax.bench.task import LETTERS, Kind, Task
+from lemon_jax.bench.sources import DataFile, Source, find_source, read_rows
+from lemon_jax.bench.sources.source import some
+from lemon_jax.bench.task import Task
 from lemon_jax.errors import LemonError
-from lemon_jax.numbers import format_number, parse_number
 
 OFFICIAL_URL = "https://raw.githubusercontent.com"
 SAMPLE_SIZE = 64  # tasks in each split of the sample
 MAX_OVERLAP = 0.05  # share of the test split that may stand in train too, and is then taken out of train
 
-Rows = list[dict[str, Any]]
-Splits = tuple[list[Task], list[Task]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class DataFile:
-    """One official file: its place in a data folder, its place under OFFICIAL_URL, its digest."""
-
-    path: str
-    url: str
-    sha256: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """How a benchmark is read. `split` makes (train, test) of the rows of `files`, in their order."""
-
-    kind: Kind
-    files: tuple[DataFile, ...]
-    split: Callable[[list[Rows]], Splits]
-    n_train: int
-    n_test: int
-    known_faults: tuple[str, ...] = ()
-
 
 @dataclass(frozen=True, kw_only=True)
 class Dataset:
-    """A benchmark in memory. `sha256` covers the digests of its files; `banner` is empty if official."""
+    """A benchmark in memory. `sha256` covers the digests of its files; `banner` is empty if official.
+
+    `train` is empty where the protocol is for evaluation only; `note` says what its sets are.
+    """
 
     bench: str
     source: Literal["official", "sample"]
@@ -66,135 +43,61 @@ class Dataset:
     sha256: str
     faults: tuple[str, ...]
     banner: str = ""
-
-
-def _aqua(files: list[Rows]) -> Splits:
-    train, test = (
-        [_aqua_task(row, f"aqua-{split}-{i}") for i, row in enumerate(rows)]
-        for split, rows in zip(("dev", "test"), files, strict=True)
-    )
-    return train, test
-
-
-def _aqua_task(row: dict[str, Any], task_id: str) -> Task:
-    options, gold = row.get("options"), row.get("correct")
-    expected = [f"{letter})" for letter in LETTERS[:5]]
-    if not isinstance(options, list) or [str(option)[:2] for option in options] != expected:
-        raise LemonError(f"{task_id}: options are {options!r}, expected five texts that begin A) to E)")
-    if not isinstance(gold, str) or len(gold) != 1 or gold not in LETTERS[:5]:
-        raise LemonError(f"{task_id}: correct is {gold!r}, expected a letter A to E")
-    texts = tuple(str(option)[2:].strip() for option in options)
-    question = _text(row, "question", task_id)
-    return Task(id=task_id, bench="aqua", question=question, options=texts, gold=gold, kind="choice")
-
-
-def _multiarith(files: list[Rows]) -> Splits:
-    """The split that is in use everywhere: the 600 in the order of `random.Random(42).shuffle`, cut at 420.
-
-    The file itself is sorted by kind of problem: cut in its own order, train and test would hold other kinds.
-    A task's id is its place in the file.
-    """
-    tasks = [_multiarith_task(row, f"multiarith-{i}") for i, row in enumerate(files[0])]
-    random.Random(42).shuffle(tasks)
-    return tasks[:420], tasks[420:]
-
-
-def _multiarith_task(row: dict[str, Any], task_id: str) -> Task:
-    solutions = row.get("lSolutions")
-    gold = parse_number(str(solutions[0])) if isinstance(solutions, list) and len(solutions) == 1 else None
-    if gold is None:
-        raise LemonError(f"{task_id}: lSolutions is {solutions!r}, expected a list of one number")
-    question = _text(row, "sQuestion", task_id)
-    return Task(id=task_id, bench="multiarith", question=question, gold=format_number(gold), kind="number")
-
-
-def _text(row: dict[str, Any], key: str, task_id: str) -> str:
-    text = row.get(key)
-    if not isinstance(text, str) or not text.strip():
-        raise LemonError(f"{task_id}: {key} is {text!r}, expected a text")
-    return text.strip()
-
-
-SOURCES = {
-    "aqua": Source(
-        kind="choice",
-        files=(
-            DataFile(
-                path="aqua/dev.json",
-                url="google-deepmind/AQuA/master/dev.json",
-                sha256="4a52301d8a49ae0b286f8e697f9c5da1b109b247b825b47b4c6de34312dceec5",
-            ),
-            DataFile(
-                path="aqua/test.json",
-                url="google-deepmind/AQuA/master/test.json",
-                sha256="de41581881ef95c5588c44ddc701c77fd480839241dd422a0d181262af24520c",
-            ),
-        ),
-        split=_aqua,
-        n_train=254,
-        n_test=254,
-        known_faults=("some golds are wrong (aqua-dev-0: 32400 where 9 is right); they are scored as given",),
-    ),
-    "multiarith": Source(
-        kind="number",
-        files=(
-            DataFile(
-                path="multiarith/MultiArith.json",
-                url="kojima-takeshi188/zero_shot_cot/main/dataset/MultiArith/MultiArith.json",
-                sha256="dc9db1b6cc68b1ecc2dec830d15aaf8c9a0932aa31d5ffce88ef3628179d36f4",
-            ),
-        ),
-        split=_multiarith,
-        n_train=420,
-        n_test=180,
-    ),
-}
+    protocol: str = "full"
+    note: str = ""
 
 
 def load(
     bench: str,
     *,
+    protocol: str = "full",
     data_dir: Path | None = None,
     download: bool = True,
     on_progress: Progress | None = None,
     base_url: str | None = None,
     cache_dir: Path | None = None,
 ) -> Dataset:
-    """Load a benchmark; `data_dir` holds e.g. aqua/dev.json.
+    """Load the sets of a benchmark under a protocol; `data_dir` holds e.g. aqua/dev.json.
 
     `base_url` and `cache_dir` come before LEMON_DATA_URL and LEMON_CACHE.
 
     Raises:
-        LemonError: unknown bench; a named folder is incomplete or damaged; a download has another digest; the
-            contents break a promise (counts, golds, train and test apart).
+        LemonError: unknown bench or protocol; a named folder is incomplete or damaged; a download has another
+            digest; the contents break a promise (counts, golds, train and test apart); a code bench cannot be
+            reached, of which there is no sample.
     """
-    if bench not in SOURCES:
-        raise LemonError(f"bench {bench!r} is unknown, expected one of: {', '.join(SOURCES)}")
-    source = SOURCES[bench]
-    named = (data_dir, "--data") if data_dir else (os.environ.get("LEMON_DATA"), "LEMON_DATA")
-    if named[0]:
-        return build(bench, source, [_named_file(Path(named[0]), named[1], file) for file in source.files])
-    cache = cache_dir or _cache()
-    base_url = (base_url or os.environ.get("LEMON_DATA_URL") or OFFICIAL_URL).rstrip("/")
-    paths = []
-    for file in source.files:
+    source = find_source(bench, protocol)
+    folder, named_by = named_folder(data_dir)
+    if folder:
+        paths = [named_file(folder, named_by, file) for file in source.files]
+    else:
         try:
-            paths.append(_cached_file(cache, file, download, on_progress, base_url))
+            paths = cached_files(source.files, cache_dir or cache_folder(), download, on_progress, base_url)
         except Unreachable as error:
-            return _sample(bench, source, str(error))
-        except OSError as error:
-            raise LemonError(
-                f"{cache}: {error}; name a folder with the files instead (--data DIR)"
-            ) from error
-    return build(bench, source, paths)
+            return _sample(bench, protocol, source, str(error))
+    return build(bench, source, paths, protocol)
 
 
-def _cache() -> Path:
+def named_folder(data_dir: Path | None = None) -> tuple[Path | None, str]:
+    """The folder of benchmark files that was named, and by what: --data comes before LEMON_DATA."""
+    if data_dir:
+        return Path(data_dir), "--data"
+    named = os.environ.get("LEMON_DATA")
+    return (Path(named) if named else None), "LEMON_DATA"
+
+
+def cache_folder() -> Path:
+    """Where downloaded files are kept."""
     root = os.environ.get("LEMON_CACHE")
     return (Path(root).expanduser() if root else user_cache_path("lemon_jax")) / "data"
 
 
-def _named_file(folder: Path, named_by: str, file: DataFile) -> Path:
+def named_file(folder: Path, named_by: str, file: DataFile) -> Path:
+    """The path of a file in a folder.
+
+    Raises:
+        LemonError: it is missing, or not the official one.
+    """
     path = folder / file.path
     if not path.is_file():
         raise LemonError(
@@ -208,29 +111,55 @@ def _named_file(folder: Path, named_by: str, file: DataFile) -> Path:
     return path
 
 
-def _cached_file(
-    cache: Path, file: DataFile, download: bool, on_progress: Progress | None, base_url: str
-) -> Path:
-    path = cache / file.path
-    if path.is_file() and sha256_of(path) == file.sha256:
-        return path
-    if not download:
-        raise Unreachable(f"{path}: not in the cache, and downloads are off")
-    fetch(f"{base_url}/{file.url}", path, file.sha256, on_progress=on_progress)
-    return path
+def cached_files(
+    files: tuple[DataFile, ...],
+    cache: Path,
+    download: bool = True,
+    on_progress: Progress | None = None,
+    base_url: str | None = None,
+) -> list[Path]:
+    """The paths of files in the cache; what is missing or damaged there is downloaded first.
+
+    Raises:
+        Unreachable: a file is not there and cannot be got.
+        LemonError: a download has another digest; the cache cannot be written.
+    """
+    base_url = (base_url or os.environ.get("LEMON_DATA_URL") or OFFICIAL_URL).rstrip("/")
+    try:
+        missing = [file for file in files if not _is_there(cache / file.path, file.sha256)]
+        if missing and not download:
+            raise Unreachable(f"{cache / missing[0].path}: not in the cache, and downloads are off")
+        archived: dict[str, list[Member]] = {}
+        for file in missing:
+            if file.archive and base_url == OFFICIAL_URL:
+                member = Member(name=file.member, target=cache / file.path, sha256=file.sha256)
+                archived.setdefault(file.archive, []).append(member)
+            else:
+                fetch(f"{base_url}/{file.url}", cache / file.path, file.sha256, on_progress=on_progress)
+        for url, members in archived.items():
+            fetch_members(url, cache, members, on_progress=on_progress)
+    except OSError as error:
+        raise LemonError(f"{cache}: {error}; name a folder with the files instead (--data DIR)") from error
+    return [cache / file.path for file in files]
 
 
-def build(bench: str, source: Source, paths: list[Path]) -> Dataset:
+def _is_there(path: Path, sha256: str) -> bool:
+    return path.is_file() and sha256_of(path) == sha256
+
+
+def build(bench: str, source: Source, paths: list[Path], protocol: str = "full") -> Dataset:
     """Read checked files into a Dataset: counts asserted, train kept apart from test, faults listed."""
-    train, test = source.split([read_rows(path) for path in paths])
+    rows = [read_rows(path) for path in paths]
+    train, test = source.split(rows)
     if (len(train), len(test)) != (source.n_train, source.n_test):
         raise LemonError(
-            f"{bench}: {len(train)} train and {len(test)} test items in {', '.join(map(str, paths))}, "
+            f"{bench}: {len(train)} train and {len(test)} test items in {some(map(str, paths), 3)}, "
             f"expected {source.n_train} and {source.n_test}"
         )
     train, faults = _without_overlap(bench, train, test)
     for name, tasks in (("train", train), ("test", test)):
         faults += _faults_of(name, tasks)
+    faults += source.row_faults(rows) if source.row_faults else []
     digests = "".join(
         f"{sha256_of(path)}  {file.path}\n" for path, file in zip(paths, source.files, strict=True)
     )
@@ -241,31 +170,20 @@ def build(bench: str, source: Source, paths: list[Path]) -> Dataset:
         test=tuple(test),
         sha256=hashlib.sha256(digests.encode()).hexdigest(),
         faults=(*faults, *source.known_faults),
+        protocol=protocol,
+        note=source.note,
     )
 
 
-def read_rows(path: Path) -> Rows:
-    """The objects of a JSON array, or of JSON lines: both are found under the name .json."""
-    text = path.read_text(encoding="utf-8-sig")
-    if text.lstrip().startswith("["):
-        numbered = [("", text)]
-    else:
-        numbered = [(f":{i}", line) for i, line in enumerate(text.split("\n"), 1) if line.strip()]
-    rows: Rows = []
-    for where, piece in numbered:
-        try:
-            value = json.loads(piece)
-        except json.JSONDecodeError as error:
-            raise LemonError(f"{path}{where}: not JSON ({error})") from error
-        rows.extend(value if isinstance(value, list) else [value])
-    if wrong := [row for row in rows if not isinstance(row, dict)]:
-        raise LemonError(f"{path}: found {wrong[0]!r:.60}, expected JSON objects")
-    return rows
-
-
 def _key(task: Task) -> str:
-    """The question without case, punctuation and spacing: equal keys are the same problem."""
-    return "".join(c for c in task.question.casefold() if c.isalnum())
+    """The question without case, punctuation and spacing: equal keys are the same problem.
+
+    Code differs by punctuation alone; questions of MMLU repeat stock phrases and differ by their options.
+    """
+    if task.kind == "code":
+        return "".join(task.question.split())
+    text = task.prompt() if task.subject else task.question
+    return "".join(c for c in text.casefold() if c.isalnum())
 
 
 def _without_overlap(bench: str, train: list[Task], test: list[Task]) -> tuple[list[Task], list[str]]:
@@ -291,8 +209,13 @@ def _faults_of(split: str, tasks: list[Task]) -> list[str]:
     return faults
 
 
-def _sample(bench: str, source: Source, reason: str) -> Dataset:
-    train = generate(source.kind, SAMPLE_SIZE, 0, split="train")
+def _sample(bench: str, protocol: str, source: Source, reason: str) -> Dataset:
+    if source.kind == "code":
+        raise LemonError(
+            f"{bench}: {reason}; there is no sample of code tasks, name a folder with the official files "
+            f"(--data DIR) or fetch them (lemon data fetch {bench})"
+        )
+    train = generate(source.kind, SAMPLE_SIZE, 0, split="train") if source.n_train else ()
     test = generate(source.kind, SAMPLE_SIZE, 0, split="test")
     text = "\n".join(f"{task.prompt()}\n{task.gold}" for task in (*train, *test))
     return Dataset(
@@ -302,5 +225,6 @@ def _sample(bench: str, source: Source, reason: str) -> Dataset:
         test=test,
         sha256=hashlib.sha256(text.encode()).hexdigest(),
         faults=(),
-        banner=f"SAMPLE DATA, not {bench}: {SAMPLE_SIZE} + {SAMPLE_SIZE} made-up problems, because {reason}",
+        banner=f"SAMPLE DATA, not {bench}: {len(train)} + {len(test)} made-up problems, because {reason}",
+        protocol=protocol,
     )

@@ -1,7 +1,9 @@
-"""Fetch one file whose SHA-256 is known: streamed, resumed after a cut, put in place only when right."""
+"""Fetch files whose SHA-256 is known: streamed, resumed after a cut, put in place only when right."""
 
 import hashlib
-from collections.abc import Callable
+import tarfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
@@ -51,6 +53,75 @@ def fetch(
                 "Try again, or pass a folder with the original files (--data DIR)"
             )
         part.replace(target)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Member:
+    """A file of a tar archive: its name in there, where it goes, its digest."""
+
+    name: str
+    target: Path
+    sha256: str
+
+
+def fetch_members(
+    url: str,
+    folder: Path,
+    members: Sequence[Member],
+    *,
+    on_progress: Progress | None = None,
+    timeout_s: float = 20.0,
+) -> None:
+    """Bring files out of the tar archive at `url` to their places; the archive itself is not kept.
+
+    It is downloaded to `folder`, resumed after a cut. Its own digest need not be known: each file is checked
+    before it is put in place.
+
+    Raises:
+        Unreachable: network or HTTP error after three attempts.
+        LemonError: what arrived is no such archive, lacks a file, or holds one with another digest.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    part = folder / f"{url.rpartition('/')[2]}.part"
+    with FileLock(part.with_suffix(".lock")):
+        members = [m for m in members if not m.target.exists() or sha256_of(m.target) != m.sha256]
+        if not members:  # another run has brought them meanwhile
+            return
+        resumed = part.exists()
+        _stream_with_retries(url, part, on_progress, timeout_s)
+        try:
+            _extract(url, part, members)
+        except LemonError:
+            part.unlink()
+            if not resumed:
+                raise
+            _stream_with_retries(url, part, on_progress, timeout_s)  # its beginning was of another version
+            _extract(url, part, members)
+        part.unlink()
+
+
+def _extract(url: str, archive: Path, members: Sequence[Member]) -> None:
+    advice = "the download was discarded. Try again, or pass a folder with the original files (--data DIR)"
+    try:
+        with tarfile.open(archive) as tar:
+            for member in members:
+                file = tar.extractfile(member.name)
+                if file is None:
+                    raise KeyError(member.name)
+                content = file.read()
+                found = hashlib.sha256(content).hexdigest()
+                if found != member.sha256:
+                    raise LemonError(
+                        f"{url}: SHA-256 of {member.name} is {found}, expected {member.sha256}; {advice}"
+                    )
+                member.target.parent.mkdir(parents=True, exist_ok=True)
+                part = member.target.with_name(member.target.name + ".part")
+                part.write_bytes(content)
+                part.replace(member.target)
+    except (tarfile.TarError, EOFError) as error:
+        raise LemonError(f"{url}: not a tar archive ({error}); {advice}") from error
+    except KeyError as error:
+        raise LemonError(f"{url}: holds no file {error}; {advice}") from error
 
 
 def _stream_with_retries(url: str, part: Path, on_progress: Progress | None, timeout_s: float) -> None:

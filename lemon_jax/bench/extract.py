@@ -1,4 +1,4 @@
-r"""The answer of a reply, and whether it is right.
+r"""The answer of a reply.
 
 The last explicit marker that carries a value wins ("answer is", "Answer:", "####", a complete \boxed{}), and
 of it the first value. Without any marker a weaker rule is tried and flagged as `fallback`. Nothing is ever
@@ -10,13 +10,12 @@ patterns are bounded, so the time is linear in the length of the reply.
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from fractions import Fraction
 from itertools import pairwise
 
-from lemon_jax.bench.task import LETTERS, Task
+from lemon_jax.bench.task import LETTERS
 from lemon_jax.numbers import Number, find_numbers, format_number, normalise, numbers_in
 
-__all__ = ["Extraction", "Grade", "extract_choice", "extract_number", "grade", "numbers_in"]
+__all__ = ["Extraction", "extract_choice", "extract_number", "numbers_in"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,16 +24,6 @@ class Extraction:
 
     value: str | None
     fallback: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class Grade:
-    """`no_answer` is counted apart from wrong: no answer never equals a gold, "0" included."""
-
-    correct: bool
-    answer: str | None
-    fallback: bool
-    no_answer: bool
 
 
 _ANSWER = r"(?:answer|ans|antwort|respuesta|resposta|risposta|réponse|ответ)"
@@ -174,10 +163,12 @@ def _letter_at(zone: str, n_options: int) -> str | None:
     if not match:
         return None
     letter, after = match["letter"], match["after"]
-    if letter in "aAiI" and re.match(" [A-Za-z]", after) and not _AFTER_A.match(after):
-        return None  # the article, the pronoun
+    if _is_a_word(letter, after):
+        return None
     other = _OTHER.match(after)
     two = other and other[2].upper() != letter.upper() and (other[2].isupper() or letter.islower())
+    if two and other and other[2] == "A" and _is_a_word("A", after[other.end() :]):
+        two = False  # "C, A large city"
     if two and other and other[1] == ",":  # in "C, M + N" a formula follows, no second choice
         two = LETTERS.index(other[2].upper()) < n_options
     known = LETTERS.index(letter.upper()) < n_options
@@ -187,6 +178,11 @@ def _letter_at(zone: str, n_options: int) -> str | None:
         if named is not None:
             return named
     return letter.upper() if known and not two else ""
+
+
+def _is_a_word(letter: str, after: str) -> bool:
+    """Whether it is the article or the pronoun, by what follows."""
+    return letter in "aAiI" and bool(re.match(" [A-Za-z]", after)) and not _AFTER_A.match(after)
 
 
 def _named_in(zone: str, n_options: int) -> str | None:
@@ -205,7 +201,9 @@ def _choice_marks(text: str, marks: list[_Mark], n_options: int) -> Iterator[tup
         yield mark.start, _named_in(zone, n_options) if letter is None else letter
     for verdict in _VERDICT.finditer(text):
         letter = verdict["letter"] or verdict["named"] or verdict["chosen"]
-        yield verdict.start(), letter if LETTERS.index(letter) < n_options else ""
+        known = LETTERS.index(letter) < n_options
+        if known or letter != "I":  # "Only I is correct" is about a statement
+            yield verdict.start(), letter if known else ""
 
 
 def extract_choice(text: str, n_options: int) -> Extraction:
@@ -226,14 +224,3 @@ def extract_choice(text: str, n_options: int) -> Extraction:
     else:
         letter = _named_in(text, n_options)
     return Extraction(value=letter or None, fallback=bool(letter) and not (led and len(lines) == 1))
-
-
-def grade(task: Task, text: str) -> Grade:
-    """Grade a reply: the exact number, or the gold's letter (even where two options have the same text)."""
-    if task.kind == "choice":
-        found = extract_choice(text, len(task.options))
-        correct = found.value == task.gold
-    else:
-        found = extract_number(text)
-        correct = found.value is not None and Fraction(found.value) == Fraction(task.gold)
-    return Grade(correct=correct, answer=found.value, fallback=found.fallback, no_answer=found.value is None)

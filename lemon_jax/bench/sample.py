@@ -24,8 +24,10 @@ def generate(kind: Kind, n: int, seed: int, *, split: Literal["train", "test"] =
     """`n` different tasks, the templates taken in turn; each answer is exact.
 
     Raises:
-        ValueError: more tasks asked for than the templates can make.
+        ValueError: more tasks asked for than the templates can make; code tasks, of which there are none.
     """
+    if kind == "code":
+        raise ValueError("there are no templates of code tasks")
     rng = Random(f"{kind}/{split}/{seed}")
     templates = CHOICE_TEMPLATES if kind == "choice" else NUMBER_TEMPLATES
     tasks: list[Task] = []

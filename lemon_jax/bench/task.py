@@ -4,13 +4,19 @@ from dataclasses import dataclass
 from typing import Literal
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-Kind = Literal["choice", "number"]
+Kind = Literal["choice", "number", "code"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """One problem. `options` are the option texts without their letters, empty for a number task;
-    `gold` is a letter ("B") or the exact number as text ("39", "-0.25", "1/3")."""
+    """One problem. `options` are the option texts without their letters, empty but for a choice task;
+    `gold` is a letter ("B"), the exact number as text ("39", "-0.25", "1/3") or, of a code task, a body
+    that is known to pass; `subject` is the field of knowledge where the bench names one ("anatomy").
+
+    Of a code task `question` is the beginning of the program, word for word: a solution is `question` + body.
+    `test` is Python text that defines `check(candidate)`; it passes where `check(<entry_point>)` returns. It
+    may call helper functions that `question` defines. Neither `test` nor `gold` is part of `prompt()`.
+    """
 
     id: str
     bench: str
@@ -18,6 +24,9 @@ class Task:
     options: tuple[str, ...] = ()
     gold: str
     kind: Kind
+    subject: str = ""
+    entry_point: str = ""
+    test: str = ""
 
     def prompt(self) -> str:
         """What a worker and the policy read: the question, then one option a line as `A) text`."""

@@ -1,18 +1,14 @@
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from lemon_jax.bench import SOURCES, load
-from lemon_jax.bench.data import DataFile, build, read_rows
+from lemon_jax.bench import SOURCES, generate, load
+from lemon_jax.bench.data import build
 from lemon_jax.bench.download import sha256_of
+from lemon_jax.bench.sources import DataFile
 from lemon_jax.errors import LemonError
-
-real_data = pytest.mark.skipif(
-    not os.environ.get("LEMON_DATA"), reason="LEMON_DATA names no folder with the files"
-)
 
 
 @pytest.fixture
@@ -41,40 +37,6 @@ def write_aqua(folder: Path, train, test):
         paths.append(path)
         files.append(DataFile(path=file.path, url=file.url, sha256=sha256_of(path)))
     return paths, replace(source, files=tuple(files), n_train=len(train), n_test=len(test))
-
-
-@real_data
-@pytest.mark.parametrize(("bench", "n_train", "n_test"), [("aqua", 254, 254), ("multiarith", 420, 180)])
-def test_case_67_official_counts_splits_and_digests(bench, n_train, n_test):
-    data = load(bench)
-    assert (data.source, data.banner) == ("official", "")
-    repeated = [fault for fault in data.faults if "it was taken out of train" in fault]
-    assert len(repeated) == {"aqua": 0, "multiarith": 6}[bench]
-    assert (len(data.train) + len(repeated), len(data.test)) == (n_train, n_test)
-    assert len({task.id for task in (*data.train, *data.test)}) == n_train + n_test - len(repeated)
-    assert load(bench, data_dir=Path(os.environ["LEMON_DATA"])).sha256 == data.sha256
-    questions = {task.question for task in data.test}
-    assert not [task for task in data.train if task.question in questions]
-
-
-@real_data
-def test_known_faults_are_reported():
-    faults = "\n".join(load("aqua").faults)
-    assert "test: 7 items have two options with the same text" in faults
-    assert "some golds are wrong" in faults
-    faults = "\n".join(load("multiarith").faults)
-    assert "train: 12 items repeat an earlier question" in faults
-    assert "test: 2 items repeat an earlier question" in faults
-
-
-@real_data
-def test_multiarith_has_the_split_of_its_published_copies():
-    """Their test files begin and end with these problems, their train file with number 536."""
-    data = load("multiarith")
-    assert [t.id for t in data.test[:5]] == [f"multiarith-{i}" for i in (123, 29, 122, 157, 413)]
-    assert data.test[-2].question.startswith("Sam had to wash 40 short sleeve shirts")
-    assert data.test[-1].question.startswith("A waiter had 47 customers to wait on.")
-    assert [t.id for t in data.train[:4]] == [f"multiarith-{i}" for i in (536, 599, 428, 424)]
 
 
 def test_case_67_wrong_count_fails(tmp_path):
@@ -118,18 +80,6 @@ def test_mislabelled_rows_name_the_item(tmp_path, row, message):
         build("aqua", source, paths)
 
 
-def test_json_lines_and_arrays_are_read_alike(tmp_path):
-    rows = [{"a": 1}, {"a": "x\u2028y"}]
-    (tmp_path / "lines").write_text(
-        "\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8"
-    )
-    (tmp_path / "array").write_text(json.dumps(rows, indent=1), encoding="utf-8")
-    assert read_rows(tmp_path / "lines") == read_rows(tmp_path / "array") == rows
-    (tmp_path / "bad").write_text('{"a": 1}\n{"a": ', encoding="utf-8")
-    with pytest.raises(LemonError, match="bad:2: not JSON"):
-        read_rows(tmp_path / "bad")
-
-
 def test_unknown_bench_lists_the_known_ones():
     with pytest.raises(LemonError, match="'gsm' is unknown, expected one of: aqua, multiarith"):
         load("gsm")
@@ -148,13 +98,35 @@ def test_a_named_folder_never_falls_back(tmp_path, monkeypatch, by_env):
 
 
 @pytest.mark.usefixtures("no_env")
-@pytest.mark.parametrize("bench", ["aqua", "multiarith"])
+@pytest.mark.parametrize("bench", ["aqua", "multiarith", "gsm8k", "svamp", "mmlu"])
 def test_without_any_file_the_sample_says_so(tmp_path, bench):
     data = load(bench, download=False, cache_dir=tmp_path)
     assert data.source == "sample"
-    assert data.banner.startswith(f"SAMPLE DATA, not {bench}")
+    assert data.banner.startswith(f"SAMPLE DATA, not {bench}: 64 + 64 made-up problems")
     assert "downloads are off" in data.banner
-    assert len(data.train) >= 64
-    assert len(data.test) >= 64
+    assert len(data.train) == len(data.test) == 64
+    assert {task.kind for task in (*data.train, *data.test)} == {SOURCES[bench].kind}
     assert {task.question for task in data.train}.isdisjoint(task.question for task in data.test)
     assert data == load(bench, download=False, cache_dir=tmp_path)
+
+
+@pytest.mark.usefixtures("no_env")
+def test_the_sample_of_a_protocol_for_evaluation_only_has_no_train_split(tmp_path):
+    data = load("svamp", protocol="lemon", download=False, cache_dir=tmp_path)
+    assert (data.train, len(data.test), data.protocol) == ((), 64, "lemon")
+    assert data.banner.startswith("SAMPLE DATA, not svamp: 0 + 64 made-up problems")
+
+
+@pytest.mark.usefixtures("no_env")
+def test_there_is_no_sample_of_code_tasks(tmp_path):
+    with pytest.raises(LemonError, match=r"humaneval: .*downloads are off; there is no sample of code tasks"):
+        load("humaneval", download=False, cache_dir=tmp_path)
+    with pytest.raises(ValueError, match="no templates of code tasks"):
+        generate("code", 1, 0)
+
+
+def test_a_failed_build_names_three_files_at_most(tmp_path):
+    paths, source = write_aqua(tmp_path, [aqua_row(0)], [aqua_row(1)])
+    many = replace(source, files=source.files * 57, split=lambda rows: ([], []))
+    with pytest.raises(LemonError, match=r"test.json, \S+dev.json and 111 more, expected 1 and 1"):
+        build("aqua", many, paths * 57)

@@ -1,8 +1,4 @@
-import time
-
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from lemon_jax.bench import Task, extract_choice, extract_number, grade
 
@@ -159,6 +155,17 @@ CHOICES = [
 ]
 
 
+CHOICES += [
+    ("The answer is option C, A large city", "C"),
+    ("The answer is B, I think", "B"),
+    ("The answer is C, A", None),
+    ("The answer is C, A and B", None),
+    ("The answer is D) Only I is correct.", "D"),
+    ("D. Only I is correct", "D"),
+    ("The answer is A. F is correct", None),
+]
+
+
 @pytest.mark.parametrize(("text", "letter"), CHOICES)
 def test_case_32_choice_letters(text, letter):
     assert extract_choice(text, 5).value == letter
@@ -169,6 +176,8 @@ def test_choice_fallback_is_flagged():
     assert not extract_choice("Answer: B", 5).fallback
     assert not extract_choice("B", 5).fallback
     assert extract_choice("D", 4).value == "D"
+    assert extract_choice("Answer: E", 4).value is None
+    assert extract_choice("The answer is E) None of these", 4).value is None
     assert extract_choice("D", 3).value is None
 
 
@@ -179,24 +188,3 @@ def test_case_34_no_answer_is_not_zero(reply):
     wrong = grade(number_task("0"), "Answer: 1")
     assert (wrong.correct, wrong.no_answer) == (False, False)
     assert grade(number_task("0"), "Answer: 0").correct
-
-
-HOSTILE = ["answer ", "answer is ", "Answer: A, ", "####", "#### \n", r"\boxed{", r"\boxed{}", "{", "}",
-"(A) ", "\n",
-           "option ", "answer " + " " * 50, "1 + ", "= 1 ", "C is ", "*_", "answer: 1 + ", "A and ",
-           " \n"]  # fmt: skip
-
-
-@pytest.mark.parametrize("piece", HOSTILE)
-def test_time_is_linear_on_hostile_replies(piece):
-    text = (piece * 100_000)[:100_000]
-    for extract in (extract_number, lambda t: extract_choice(t, 5)):
-        start = time.process_time()
-        extract(text)
-        assert time.process_time() - start < 0.5
-
-
-@given(st.text(alphabet="answer is:#\\boxed{}()ABCDE0123.,-=\n ", max_size=80))
-def test_no_reply_crashes_and_letters_stay_in_range(text):
-    extract_number(text)
-    assert extract_choice(text, 3).value in {None, "A", "B", "C"}
