@@ -3,7 +3,7 @@
 from lemon_jax.bench.data import OFFICIAL_URL, SOURCES, Dataset, load
 from lemon_jax.bench.extract import Extraction, Grade, extract_choice, extract_number, grade, numbers_in
 from lemon_jax.bench.sample import generate
-from lemon_jax.bench.stats import mcnemar_exact, wilson
+from lemon_jax.bench.stats import mcnemar_exact, paired_bootstrap, wilson
 from lemon_jax.bench.task import LETTERS, Kind, Task
 
 __all__ = [
@@ -22,5 +22,6 @@ __all__ = [
     "load",
     "mcnemar_exact",
     "numbers_in",
+    "paired_bootstrap",
     "wilson",
 ]
