@@ -105,7 +105,7 @@ def _row(row: Mapping[str, Any], setting: list[str], keys: list[str], top: Mappi
     mark = interval_mark(accuracy, interval(row), strong=ours) if accuracy is not None else ""
     cells = [
         f'<th scope="row">{esc(row.get("method", "-"))}</th>',
-        *(f"<td>{esc(row.get(key, '-'))}</td>" for key in setting),
+        *(f'<td class="setting">{esc(row.get(key, "-"))}</td>' for key in setting),
         f"<td{_bold(strong)}>{esc(accuracy_text(row))}</td><td>{mark}</td>",
     ]
     for key in ["n", *keys]:

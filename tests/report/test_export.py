@@ -4,15 +4,13 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 
 import pytest
 from report_helpers import write_lines, write_object
 
-from lemon_jax.bench import SOURCES, Task, load
-from lemon_jax.bench.data import DataFile
-from lemon_jax.bench.download import sha256_of
+from lemon_jax.bench import Dataset, Task, load
 from lemon_jax.cli import main
 from lemon_jax.report import load_run
 from lemon_jax.report.export import export_human_eval, human_eval_completion, lm_eval_sample
@@ -37,26 +35,25 @@ FILE = re.compile(r"samples_(?P<task>.+)_(?P<date>\d{4}-\d\d-\d\dT\d\d-\d\d-\d\d
 
 
 @pytest.fixture
-def data(tmp_path, monkeypatch):
-    """A folder of benchmark files: four AQuA tasks a split, and the sources that expect them."""
-    monkeypatch.delenv("LEMON_DATA", raising=False)
-    folder, files = tmp_path / "data", []
-    for file, first in zip(SOURCES["aqua"].files, (0, 50), strict=True):
-        path = folder / file.path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        rows = [
-            {
-                "question": f"What is {i} + 1, “exactly”?",
-                "options": [f"{letter}){i + k}" for k, letter in enumerate("ABCDE")],
-                "correct": "B",
-            }
-            for i in range(first, first + 4)
-        ]
-        write_lines(path, rows)
-        files.append(DataFile(path=file.path, url=file.url, sha256=sha256_of(path)))
-    source = replace(SOURCES["aqua"], files=tuple(files), n_train=4, n_test=4)
-    monkeypatch.setitem(SOURCES, "aqua", source)
-    return folder
+def tasks(monkeypatch):
+    """Four AQuA-like tasks in the place of the official files; `load` itself has tests of its own."""
+    made = tuple(
+        Task(
+            id=f"aqua-test-{i}",
+            bench="aqua",
+            question=f"What is {i} + 1, “exactly”?",
+            options=tuple(str(i + k) for k in range(5)),
+            gold="B",
+            kind="choice",
+        )
+        for i in range(4)
+    )
+    dataset = Dataset(bench="aqua", source="official", train=(), test=made, sha256="ab" * 32, faults=())
+    monkeypatch.setattr(
+        "lemon_jax.report.export.load",
+        lambda bench, **options: dataset if bench == "aqua" else load(bench, **options),
+    )
+    return made
 
 
 def line(method, task, answer, *, output=None, failed=False):
@@ -74,11 +71,11 @@ def line(method, task, answer, *, output=None, failed=False):
 
 
 @pytest.fixture
-def run(tmp_path, data):
+def run(tmp_path, tasks):
     """An evaluation of two methods on three of the tasks, in the order in which a seeded shuffle put them."""
     folder = tmp_path / "run"
     folder.mkdir()
-    facts = {"source": "official", "sha256": load("aqua", data_dir=data).sha256}
+    facts = {"source": "official", "sha256": "ab" * 32}
     write_object(folder / "manifest.json", {"config": {"bench": "aqua"}, "data": facts})
     rows = [
         {"phase": "train", "method": "lemon", "step": 0, "task": "aqua-dev-0", "correct": True},
@@ -104,8 +101,8 @@ def samples(folder):
     return found
 
 
-def test_lm_eval_sample_files(run, data, tmp_path, capsys):
-    argv = ["export", str(run), "--format", "lm-eval", "--out", str(tmp_path / "out"), "--data", str(data)]
+def test_lm_eval_sample_files(run, tasks, tmp_path, capsys):
+    argv = ["export", str(run), "--format", "lm-eval", "--out", str(tmp_path / "out")]
     assert main(argv) == 0
     found = samples(tmp_path / "out")
     assert set(found) == {"lemon", "cot"}
@@ -123,7 +120,6 @@ def test_lm_eval_sample_files(run, data, tmp_path, capsys):
     assert [row["acc"] for row in rows] == [0.0, 0.0, 1.0]
     assert [row["filtered_resps"] for row in rows] == [["[invalid]"], ["C"], ["B"]]
     assert [row["resps"] for row in rows] == [[[""]], [["Überlegung ? “x”"]], [["I think so.\nAnswer: B"]]]
-    tasks = load("aqua", data_dir=data).test
     for row in rows:
         check_sample(row, tasks[row["doc_id"]])
     assert [row["doc_id"] for row in found["cot"][1]] == [3]
@@ -159,17 +155,17 @@ def test_the_metric_is_the_one_of_such_tasks(kind, metric):
     assert (row["doc_id"], row["metrics"], row[metric], row["filter"]) == (7, [metric], 1.0, "strict")
 
 
-def test_one_method(run, data, tmp_path):
-    argv = ["export", str(run), "--format", "lm-eval", "--out", str(tmp_path / "out"), "--data", str(data)]
+def test_one_method(run, tmp_path):
+    argv = ["export", str(run), "--format", "lm-eval", "--out", str(tmp_path / "out")]
     assert main([*argv, "--method", "cot"]) == 0
     assert set(samples(tmp_path / "out")) == {"cot"}
 
 
-def test_a_method_name_cannot_lead_out_of_the_folder(run, data, tmp_path):
+def test_a_method_name_cannot_lead_out_of_the_folder(run, tmp_path):
     text = (run / "executions.jsonl").read_text().replace('"cot"', '"../../up"')
     (run / "executions.jsonl").write_text(text)
     out = tmp_path / "deep" / "er" / "out"
-    assert main(["export", str(run), "--format", "lm-eval", "--out", str(out), "--data", str(data)]) == 0
+    assert main(["export", str(run), "--format", "lm-eval", "--out", str(out)]) == 0
     assert sorted(p.name for p in (tmp_path / "deep").rglob("*") if p.is_dir()) == [
         "_.._up",
         "er",
@@ -212,10 +208,10 @@ def changed(path, change):
         ),
     ],
 )
-def test_faults_are_one_line(change, message, run, data, tmp_path, capsys):
+def test_faults_are_one_line(change, message, run, tmp_path, capsys):
     change(run)
     out = tmp_path / "out"
-    assert main(["export", str(run), "--format", "lm-eval", "--out", str(out), "--data", str(data)]) == 2
+    assert main(["export", str(run), "--format", "lm-eval", "--out", str(out)]) == 2
     error = capsys.readouterr().err
     assert message in error
     assert error.startswith("error: ")
@@ -223,8 +219,8 @@ def test_faults_are_one_line(change, message, run, data, tmp_path, capsys):
     assert not out.exists()
 
 
-def test_unknown_method_and_unwritable_place(run, data, tmp_path, capsys):
-    argv = ["export", str(run), "--format", "lm-eval", "--data", str(data), "--out"]
+def test_unknown_method_and_unwritable_place(run, tmp_path, capsys):
+    argv = ["export", str(run), "--format", "lm-eval", "--out"]
     assert main([*argv, str(tmp_path / "out"), "--method", "tree"]) == 2
     assert (
         "no method 'tree' in this run's executions.jsonl; evaluated were: lemon, cot"
@@ -286,14 +282,19 @@ def test_a_completion_passes_as_the_official_checker_puts_it_together(output):
 
 
 @pytest.mark.skipif(not os.environ.get("LEMON_DATA"), reason="LEMON_DATA names no folder with the files")
-def test_the_official_files(tmp_path):
-    dataset = load("multiarith")
+def test_the_official_files(tmp_path, monkeypatch, capsys):
+    folder = os.environ["LEMON_DATA"]
+    monkeypatch.delenv("LEMON_DATA")
+    dataset = load("multiarith", data_dir=Path(folder))
     write_object(
         tmp_path / "manifest.json",
         {"config": {"bench": "multiarith"}, "data": {"source": "official", "sha256": dataset.sha256}},
     )
     write_lines(tmp_path / "executions.jsonl", [line("lemon", task.id, task.gold) for task in dataset.test])
-    assert main(["export", str(tmp_path), "--format", "lm-eval", "--out", str(tmp_path / "out")]) == 0
+    argv = ["export", str(tmp_path), "--format", "lm-eval", "--out", str(tmp_path / "out"), "--data"]
+    assert main([*argv, str(tmp_path)]) == 2
+    assert "no such file (folder named by --data)" in capsys.readouterr().err
+    assert main([*argv, folder]) == 0
     (_, rows) = samples(tmp_path / "out")["lemon"]
     assert [row["doc"]["id"] for row in rows] == [task.id for task in dataset.test]
     assert (rows[0]["doc"]["id"], rows[0]["doc_id"]) == ("multiarith-420", 0)
