@@ -54,6 +54,9 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--tasks-per-step", type=int, metavar="N", help="tasks a step (default preset: 4, aqua 1)")
     add("--group", type=int, metavar="N", help="specs a task (4)")
     add("--eval-tasks", type=int, metavar="N", help="held-out tasks (default preset: 100, aqua 40)")
+    add("--baselines", metavar="NAMES", help="NAME[,NAME...], all or none (vanilla,cot,sc,chain,complete)")
+    add("--best-fixed", action="store_true", help="also search and evaluate the best fixed spec (off)")
+    add("--search-tokens", type=int, metavar="N", help="worker tokens of that search (as the training used)")
     add("--seed", type=int, metavar="N", help="seed of tasks, sampling and edits (0)")
     add("--out", type=Path, metavar="RUN_DIR", help="run directory (runs/<bench>-<preset>-s<seed>-<time>)")
     add("--resume", type=Path, default=None, metavar="RUN_DIR", help="continue a run that was stopped (off)")
@@ -156,7 +159,9 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any] | None]
     from lemon_jax.train.run_dir import RunDir
 
     names = ("workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed")
+    names += ("baselines", "search_tokens")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    given |= {"best_fixed": True} if args.best_fixed else {}
     if args.resume is not None:
         given |= {k: getattr(args, k) for k in ("bench", "preset", "out") if getattr(args, k) is not None}
         given |= {"no_counterfactual": True} if args.no_counterfactual else {}

@@ -5,7 +5,7 @@ from lemon_jax.bench.extract import Extraction, extract_choice, extract_number, 
 from lemon_jax.bench.grade import EXTRACTORS, Grade, grade
 from lemon_jax.bench.sample import generate
 from lemon_jax.bench.sources import PROTOCOLS, SOURCES
-from lemon_jax.bench.stats import mcnemar_exact, wilson
+from lemon_jax.bench.stats import mcnemar_exact, paired_bootstrap, wilson
 from lemon_jax.bench.task import LETTERS, Kind, Task
 
 __all__ = [
@@ -26,5 +26,6 @@ __all__ = [
     "load",
     "mcnemar_exact",
     "numbers_in",
+    "paired_bootstrap",
     "wilson",
 ]

@@ -29,3 +29,25 @@ def mcnemar_exact(b: int, c: int) -> float:
     n = b + c
     tail = sum(comb(n, i) for i in range(min(b, c) + 1))  # exact integers: no underflow for large n
     return min(1.0, 2 * tail / 2**n)
+
+
+def paired_bootstrap(
+    b: int, c: int, n: int, *, resamples: int = 10_000, seed: int = 0
+) -> tuple[float, float]:
+    """95 % percentile interval of the accuracy difference (b - c) / n of two methods on the same n tasks.
+
+    b tasks only method 1 solved, c only method 2. The tasks are resampled with replacement, both
+    methods' outcomes of a task together (Efron & Tibshirani 1993, chapters 8 and 13); (-1, 1) when nothing
+    was measured.
+    """
+    if min(b, c) < 0 or b + c > n:
+        raise ValueError(f"b and c must not be negative and add up to at most n, got b={b}, c={c}, n={n}")
+    if n == 0:
+        return -1.0, 1.0
+    import numpy as np  # here, so that commands without statistics start without it
+
+    # Of n tasks drawn with replacement only these counts matter, and they are multinomial: the same
+    # distribution as drawing indices, without a table of resamples x n.
+    counts = np.random.default_rng(seed).multinomial(n, [b / n, c / n, (n - b - c) / n], size=resamples)
+    low, high = np.percentile((counts[:, 0] - counts[:, 1]) / n, [2.5, 97.5])
+    return float(low), float(high)

@@ -1,4 +1,4 @@
-"""The trained orchestrator against each other method, task by task."""
+"""One method, the trained orchestrator unless told otherwise, against each other one, task by task."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..bench.stats import mcnemar_exact
+from ..bench.stats import mcnemar_exact, paired_bootstrap
+from ..errors import LemonError
 from .run_files import number, objects, plain
 
 OURS = "lemon"
@@ -15,31 +16,36 @@ NOISE_P = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """`OURS` against `other` on the tasks that both have answered."""
+    """`ours` against `other` on the tasks that both have answered."""
 
+    ours: str
     other: str
     n: int
-    only_ours: int  # tasks that only OURS solved
+    only_ours: int  # tasks that only `ours` solved
     only_other: int
     p: float  # McNemar, exact, two-sided
-    cost_ratio: float | None  # OURS / other; None where the other cost nothing
+    interval: tuple[float, float]  # of the difference, 95 %, by the paired bootstrap
+    cost_ratio: float | None  # ours / other; None where the other cost nothing
 
     @property
     def difference(self) -> float:
-        """Accuracy of OURS minus that of the other, in [-1, 1]."""
+        """Accuracy of `ours` minus that of `other`, in [-1, 1]."""
         return (self.only_ours - self.only_other) / self.n
 
     @property
     def inside_noise(self) -> bool:
-        """Whether so small a difference is expected by chance alone in one of twenty comparisons."""
-        return self.p >= NOISE_P
+        """Whether chance alone explains the difference: for the test, or for the interval.
+
+        The two can disagree where few tasks tell the methods apart; then nothing is claimed.
+        """
+        return self.p >= NOISE_P or self.interval[0] <= 0 <= self.interval[1]
 
 
-def compare(executions: Iterable[Mapping[str, Any]]) -> list[Comparison]:
-    """One comparison per other method, in the order in which the methods were evaluated.
+def compare(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[Comparison]:
+    """One comparison of `ours` with each other method, in the order in which they were evaluated.
 
-    Reads the lines of executions.jsonl with phase "eval". A task on which a server failed says nothing about
-    either method and is left out; of a task evaluated twice the last execution counts.
+    Reads the lines of executions.jsonl with phase "eval". A task on which a server failed for one of the two
+    says nothing about them and is left out; of a task evaluated twice the last execution counts.
     """
     solved: dict[str, dict[str, tuple[bool, float]]] = {}
     for execution in executions:
@@ -48,14 +54,17 @@ def compare(executions: Iterable[Mapping[str, Any]]) -> list[Comparison]:
         tasks = solved.setdefault(str(execution.get("method")), {})
         task, correct = str(execution.get("task")), execution.get("correct")
         agents = objects(execution.get("agents"))
-        if not isinstance(correct, bool) or any(a.get("status") == "INFRA_FAILED" for a in agents):
+        failed = execution.get("infra_failed") is True or any(
+            a.get("status") == "INFRA_FAILED" for a in agents
+        )
+        if failed or not isinstance(correct, bool):
             tasks.pop(task, None)
             continue
         tasks[task] = (correct, sum(number(a.get("cost")) or 0.0 for a in agents))
-    ours = solved.pop(OURS, {})
+    reference = solved.pop(ours, {})
     found = []
     for method, tasks in solved.items():
-        shared = [(*ours[task], *tasks[task]) for task in ours if task in tasks]
+        shared = [(*reference[task], *tasks[task]) for task in reference if task in tasks]
         if not shared:
             continue
         only_ours = sum(mine and not theirs for mine, _, theirs, _ in shared)
@@ -63,33 +72,52 @@ def compare(executions: Iterable[Mapping[str, Any]]) -> list[Comparison]:
         our_cost, other_cost = sum(pair[1] for pair in shared), sum(pair[3] for pair in shared)
         found.append(
             Comparison(
+                ours=ours,
                 other=method,
                 n=len(shared),
                 only_ours=only_ours,
                 only_other=only_other,
                 p=mcnemar_exact(only_ours, only_other),
+                interval=paired_bootstrap(only_ours, only_other, len(shared)),
                 cost_ratio=our_cost / other_cost if other_cost > 0 else None,
             )
         )
     return found
 
 
-def comparison_lines(executions: Iterable[Mapping[str, Any]]) -> list[str]:
-    """One line of plain ASCII per comparison, under 80 columns for methods of up to ten letters.
+def check_method(executions: Iterable[Mapping[str, Any]], method: str) -> None:
+    """Raise LemonError if no task was evaluated with this method."""
+    known = dict.fromkeys(str(e.get("method")) for e in executions if e.get("phase") == "eval")
+    if method not in known:
+        there = ", ".join(map(plain, known)) or "none"
+        raise LemonError(f"no method {method!r} in this run's executions.jsonl; evaluated were: {there}")
 
-    # "lemon vs vanilla  +12.0 points  p 0.29   inside the noise  cost x1.42  n 50"
+
+def comparison_lines(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[str]:
+    """One line of plain ASCII per comparison, under 110 columns for methods of up to ten letters.
+
+    # "lemon vs vanilla  +12.0 points [ -4.0, +28.0]  p 0.29   inside the noise  cost x1.42  n 50"
     """
-    found = compare(executions)
+    found = compare(executions, ours)
     width = max((len(plain(c.other)) for c in found), default=0)
     lines = []
     for c in found:
         verdict = "inside the noise" if c.inside_noise else ""
         cost = "" if c.cost_ratio is None else f"cost x{c.cost_ratio:.2f}"
         lines.append(
-            f"{OURS} vs {plain(c.other):<{width}}  {100 * c.difference:+5.1f} points"
-            f"  p {p_text(c.p):<6} {verdict:<16}  {cost:<10}  n {c.n}"
+            f"{plain(c.ours)} vs {plain(c.other):<{width}}  {100 * c.difference:+5.1f} points"
+            f" {interval_text(c)}  p {p_text(c.p):<6} {verdict:<16}  {cost:<10}  n {c.n}"
         )
     return lines
+
+
+def interval_text(comparison: Comparison) -> str:
+    """The interval of the difference in points.
+
+    # In: interval=(-0.04, 0.28)   Out: "[ -4.0, +28.0]"
+    """
+    low, high = (100 * bound for bound in comparison.interval)
+    return f"[{low:+5.1f}, {high:+5.1f}]"
 
 
 def p_text(p: float) -> str:

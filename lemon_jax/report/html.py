@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ..errors import LemonError
+from .comparison import OURS
 from .curves import curves_section
 from .results import facts_section, results_section, tiles
 from .run_files import RunFiles, load_run
@@ -28,24 +29,24 @@ def write_report(run_dir: Path) -> Path:
     return write_page(load_run(run_dir))
 
 
-def write_page(run: RunFiles) -> Path:
-    """`write_report` for a run that is read already."""
+def write_page(run: RunFiles, reference: str = OURS) -> Path:
+    """`write_report` for a run that is read already; `reference` is compared with the other methods."""
     path = run.path / "report.html"
     try:
-        path.write_text(report_page(run), encoding="utf-8")
+        path.write_text(report_page(run, reference), encoding="utf-8")
     except OSError as error:
         raise LemonError(f"{path}: cannot be written: {error.strerror or error}") from None
     return path
 
 
-def report_page(run: RunFiles) -> str:
+def report_page(run: RunFiles, reference: str = OURS) -> str:
     """The whole page as text; every text that comes from the run is escaped."""
     name = run.path.resolve().name
     facts = title_line(run.summary) if run.summary else "the run has not finished"
     policy = run.summary.get("policy")
     notes = "".join(f'<p class="note">{esc(note)}</p>' for note in run.notes)
     sections = (
-        results_section(run),
+        results_section(run, reference),
         curves_section(run),
         usage_section(run),
         examples_section(run),

@@ -6,13 +6,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .comparison import OURS, Comparison, compare, p_text
+from .comparison import OURS, Comparison, compare, interval_text, p_text
 from .run_files import RunFiles, number, objects
 from .svg import compact, esc, interval_mark, percent
-from .table import accuracy_text, best, calls_line, interval, shown_faults, warnings
+from .table import accuracy_text, best, calls_line, interval, setting_keys, shown_faults, warnings
 
 
-def results_section(run: RunFiles) -> str:
+def results_section(run: RunFiles, reference: str = OURS) -> str:
     """The table of methods, how they compare task by task, and what must be known to quote them."""
     rows = objects(run.summary.get("eval"))
     loud = "".join(f'<p class="loud">{esc(text)}</p>' for text in warnings(run.summary))
@@ -34,15 +34,17 @@ def results_section(run: RunFiles) -> str:
         "wall_s",
     ]
     top = {"accuracy": best(rows, "accuracy", max), "cost_per_task": best(rows, "cost_per_task", min)}
-    head = '<th scope="col">method</th><th scope="col" colspan="2">accuracy, 95 % interval</th>'
+    setting = setting_keys(rows, every=True)
+    head = "".join(f'<th scope="col">{esc(h)}</th>' for h in ("method", *setting))
+    head += '<th scope="col" colspan="2">accuracy, 95 % interval</th>'
     head += "".join(f'<th scope="col" class="n">{esc(h)}</th>' for h in ("n", *heads))
-    body = "".join(_row(row, keys, top) for row in rows)
+    body = "".join(_row(row, setting, keys, top) for row in rows)
     calls = calls_line(run.summary)
     note = "Token counts and cost are per task; bold: best accuracy, lowest cost. "
     note += calls[:1].upper() + calls[1:]
     table = f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     table = f'<div class="scroll">{table}</div><p class="note">{esc(note)}</p>'
-    return f"<section><h2>Results</h2>{loud}{table}{_comparisons(run)}</section>"
+    return f"<section><h2>Results</h2>{loud}{table}{_comparisons(run, reference)}</section>"
 
 
 def tiles(run: RunFiles) -> str:
@@ -96,13 +98,14 @@ def facts_section(run: RunFiles) -> str:
     )
 
 
-def _row(row: Mapping[str, Any], keys: list[str], top: Mapping[str, float | None]) -> str:
+def _row(row: Mapping[str, Any], setting: list[str], keys: list[str], top: Mapping[str, float | None]) -> str:
     accuracy = number(row.get("accuracy"))
     strong = accuracy is not None and accuracy == top["accuracy"]
     ours = row.get("method") == OURS
     mark = interval_mark(accuracy, interval(row), strong=ours) if accuracy is not None else ""
     cells = [
         f'<th scope="row">{esc(row.get("method", "-"))}</th>',
+        *(f'<td class="setting">{esc(row.get(key, "-"))}</td>' for key in setting),
         f"<td{_bold(strong)}>{esc(accuracy_text(row))}</td><td>{mark}</td>",
     ]
     for key in ["n", *keys]:
@@ -118,29 +121,28 @@ def _bold(strong: bool) -> str:
     return ' class="best"' if strong else ""
 
 
-def _comparisons(run: RunFiles) -> str:
-    found = compare(run.executions)
+def _comparisons(run: RunFiles, reference: str) -> str:
+    found = compare(run.executions, reference)
     if not found:
         return ""
     rows = "".join(_comparison(c) for c in found)
-    head = "".join(
-        f'<th scope="col"{" class=n" if i else ""}>{h}</th>'
-        for i, h in enumerate(
-            (
-                "on the same tasks",
-                "accuracy",
-                "only lemon right",
-                "only other right",
-                "p",
-                "",
-                "cost ratio",
-                "n",
-            )
-        )
+    ours = esc(reference)
+    heads = (
+        "on the same tasks",
+        "accuracy",
+        "95 % interval",
+        f"only {ours} right",
+        "only other right",
+        "p",
+        "",
+        "cost ratio",
+        "n",
     )
+    head = "".join(f'<th scope="col"{" class=n" if i else ""}>{h}</th>' for i, h in enumerate(heads))
     note = (
-        "p: exact McNemar test, two-sided; from 0.05 on, chance alone makes such differences. "
-        "Cost ratio: lemon's cost over the other's."
+        "Interval of the difference: paired bootstrap, 10,000 resamples of the tasks. p: exact McNemar test, "
+        "two-sided. Inside the noise: p is 0.05 or more, or the interval holds 0. Tasks on which a server "
+        f"failed for either method are left out. Cost ratio: {ours}'s cost over the other's."
     )
     return (
         f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
@@ -151,10 +153,16 @@ def _comparisons(run: RunFiles) -> str:
 def _comparison(c: Comparison) -> str:
     verdict = '<span class="chip">inside the noise</span>' if c.inside_noise else ""
     ratio = "-" if c.cost_ratio is None else f"{c.cost_ratio:.2f}"
-    cells = "".join(f'<td class="n">{text}</td>' for text in (c.only_ours, c.only_other, esc(p_text(c.p))))
+    numbers = (
+        f"{100 * c.difference:+.1f} points",
+        interval_text(c),
+        c.only_ours,
+        c.only_other,
+        esc(p_text(c.p)),
+    )
+    cells = "".join(f'<td class="n">{text}</td>' for text in numbers)
     return (
-        f'<tr><th scope="row">{OURS} vs {esc(c.other)}</th>'
-        f'<td class="n">{100 * c.difference:+.1f} points</td>{cells}'
+        f'<tr><th scope="row">{esc(c.ours)} vs {esc(c.other)}</th>{cells}'
         f'<td>{verdict}</td><td class="n">{ratio}</td><td class="n">{c.n}</td></tr>'
     )
 

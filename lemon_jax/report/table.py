@@ -13,15 +13,19 @@ from .run_files import mapping, number, objects, plain
 
 SAMPLE_WARNING = "built-in sample: these are not AQuA results"
 SIMULATED_WARNING = "simulated workers: no language model answered"
+WIDE = 110  # columns from which each row names its own setting; below, the title speaks for all
 _DASH = "-"
+_SETTING = ("bench", "split", "seed", "extractor", "protocol")
+_TEXTS = ("method", "setting", "accuracy")  # columns that are not numbers
 
 Row = Mapping[str, Any]
 
 
-def results_table(summary: Mapping[str, Any]) -> Table:
+def results_table(summary: Mapping[str, Any], *, wide: bool = False) -> Table:
     """The evaluation of a summary.json, one row per method; best accuracy and lowest cost are bold.
 
-    Fits 80 columns. Values that are missing or not finite show as "-".
+    Fits 80 columns, or WIDE ones with the setting in each row. Values that are missing or not finite
+    show as "-".
     """
     rows = objects(summary.get("eval"))
     table = Table(
@@ -35,11 +39,11 @@ def results_table(summary: Mapping[str, Any]) -> Table:
         caption_justify="left",
     )
     accuracy, cost = best(rows, "accuracy", max), best(rows, "cost_per_task", min)
-    columns = _columns(rows)
-    for header, _, _ in columns:
+    columns = _columns(rows, setting_keys(rows, every=wide))
+    for header, key, _ in columns:
         table.add_column(
             Text(header),
-            justify="left" if header in ("method", "accuracy [95 %]") else "right",
+            justify="left" if key in _TEXTS else "right",
             overflow="fold",
         )
     for row in rows:
@@ -54,9 +58,9 @@ def results_table(summary: Mapping[str, Any]) -> Table:
 
 
 def title_line(summary: Mapping[str, Any]) -> str:
-    """Bench, split, number of tasks, seed and source of the data, in one line.
+    """Bench, split, number of tasks, seed and source of the data, and how answers were read, in one line.
 
-    # "aqua, test split, n 254, seed 0, official data"
+    # "aqua, test split, n 254, seed 0, official data, extractor lemon, protocol full"
     """
     data = mapping(summary.get("data"))
     n, seed = number(data.get("n")), summary.get("seed")
@@ -67,7 +71,24 @@ def title_line(summary: Mapping[str, Any]) -> str:
         f"seed {plain(seed)}" if seed is not None else "",
         f"{plain(data['source'])} data" if data.get("source") else "",
     ]
+    rows = objects(summary.get("eval"))
+    for key in ("extractor", "protocol"):
+        values = {plain(row[key]) for row in rows if row.get(key)}
+        parts.append(f"{key} {values.pop()}" if len(values) == 1 else "")
     return ", ".join(part for part in parts if part)
+
+
+def setting_keys(rows: list[dict[str, Any]], *, every: bool) -> list[str]:
+    """Which of bench, split, seed, extractor and protocol the rows must name.
+
+    `every`: all that a row has; else those in which the rows differ, which no title can say for all.
+    """
+    found = []
+    for key in _SETTING:
+        values = {plain(row.get(key, _DASH)) for row in rows}
+        if len(values) > 1 or (every and values - {_DASH}):
+            found.append(key)
+    return found
 
 
 def warnings(summary: Mapping[str, Any]) -> list[str]:
@@ -133,9 +154,10 @@ def shown_faults(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
     return [(header, key) for header, key in faults if any(number(row.get(key)) for row in rows)]
 
 
-def _columns(rows: list[dict[str, Any]]) -> list[tuple[str, str, Callable[[Row], str]]]:
+def _columns(rows: list[dict[str, Any]], setting: list[str]) -> list[tuple[str, str, Callable[[Row], str]]]:
     columns: list[tuple[str, str, Callable[[Row], str]]] = [
         ("method", "method", lambda row: plain(row.get("method", _DASH))),
+        *([_setting_column(setting)] if setting else []),
         ("accuracy [95 %]", "accuracy", accuracy_text),
         ("n", "n", _count("n")),
         ("prompt\ntokens", "prompt_tokens_per_task", _count("prompt_tokens_per_task")),
@@ -145,6 +167,15 @@ def _columns(rows: list[dict[str, Any]]) -> list[tuple[str, str, Callable[[Row],
     for header, key in shown_faults(rows):
         columns.append((header.replace(" ", "\n"), key, _count(key)))
     return [*columns, ("wall\ns", "wall_s", _count("wall_s"))]
+
+
+def _setting_column(keys: list[str]) -> tuple[str, str, Callable[[Row], str]]:
+    """One column for all: as five they would not fit, and their header says what is what.
+
+    # header "bench split seed\\nextractor protocol", cell "aqua test 0 lemon full"
+    """
+    header = " ".join(keys[:3]) + ("\n" if len(keys) > 3 else "") + " ".join(keys[3:])
+    return header, "setting", lambda row: " ".join(plain(row.get(key, _DASH)) for key in keys)
 
 
 def _count(key: str) -> Callable[[Row], str]:

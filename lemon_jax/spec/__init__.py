@@ -4,7 +4,7 @@
 contrasts train the policy, `order` and its kin the graph that the runtime executes.
 """
 
-from .baselines import baselines
+from .baselines import DEFAULT_BASELINES, baseline_names, baselines
 from .dag import descendants, edges, layers, order
 from .dump import dump
 from .edits import FAMILIES, Edit, applicable
@@ -17,6 +17,7 @@ from .types import CAPACITIES, VERSION, Agent, Spec
 
 __all__ = [
     "CAPACITIES",
+    "DEFAULT_BASELINES",
     "FAMILIES",
     "MAX_AGENTS",
     "MAX_BYTES",
@@ -30,6 +31,7 @@ __all__ = [
     "Parsed",
     "Spec",
     "applicable",
+    "baseline_names",
     "baselines",
     "descendants",
     "dump",

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lemon_jax.spec import DEFAULT_BASELINES
 from lemon_jax.train.rewards import RewardConfig
 
 
@@ -39,6 +40,10 @@ class RunConfig:
     group: int = 4
     edits_per_step: int = 4  # counterfactual executions a step; 0 without counterfactuals
     eval_tasks: int = 50
+    baselines: str = ",".join(DEFAULT_BASELINES)  # to evaluate beside the policy; also "all" and "none"
+    best_fixed: bool = False  # search the best fixed spec and evaluate it too
+    search_candidates: int = 16
+    search_tokens: int = 0  # worker tokens of that search; 0: as many as the training used
     checkpoint_every: int = 5
     reward: RewardConfig = field(default_factory=RewardConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)

@@ -15,6 +15,21 @@ from lemon_jax.spec import Edit, Parsed, Spec, dump, parse
 
 
 @dataclass(frozen=True, kw_only=True)
+class Setting:
+    """What a result was measured on, and how: a row that carries it can be quoted alone.
+
+    `extractor` is the rule that read the answers off the replies, `protocol` the bench's choice of
+    splits; both as `bench.grade` and `bench.load` name them.
+    """
+
+    bench: str
+    split: str
+    seed: int
+    extractor: str = "lemon"
+    protocol: str = "full"
+
+
+@dataclass(frozen=True, kw_only=True)
 class Scored:
     """An execution with its verdict. `execution` is None where no spec could be executed."""
 
@@ -161,8 +176,10 @@ async def evaluate(
     tasks: Sequence[Task],
     specs: Sequence[Parsed],
     on_done: Callable[[], None] | None = None,
+    *,
+    setting: Setting,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """One row of the results table, and its lines of executions.jsonl.
+    """One row of the results table, and its lines of executions.jsonl; each has the `output` that was graded.
 
     `accuracy` is over the tasks that no infrastructure failure took out; its interval is Wilson's
     95 %. A spec that is not strictly valid is executed as repaired; what cannot be repaired is wrong.
@@ -185,7 +202,12 @@ async def evaluate(
     low, high = wilson(correct, len(known)) if known else (0.0, 1.0)
     row = {
         "method": method,
+        "bench": setting.bench,
+        "split": setting.split,
         "n": len(tasks),
+        "seed": setting.seed,
+        "extractor": setting.extractor,
+        "protocol": setting.protocol,
         "accuracy": round(correct / n, 4),
         "ci95": [round(low, 4), round(high, 4)],
         "prompt_tokens_per_task": round(sum(u.prompt_tokens for u in usages) / n, 2),
@@ -199,7 +221,11 @@ async def evaluate(
         "recorded_calls": calls.recorded,
         "wall_s": round(time.monotonic() - start, 1),
     }
-    return row, [record(s, phase="eval", method=method, step=None) for s in scored]
+    return row, [
+        record(s, phase="eval", method=method, step=None)
+        | {"output": s.execution.answer_text if s.execution else ""}
+        for s in scored
+    ]
 
 
 def fixed(spec: Spec, count: int) -> list[Parsed]:

@@ -21,12 +21,15 @@ from lemon_jax.extraction import read_answer
 from lemon_jax.model import params_sha256
 from lemon_jax.orchestrator import Orchestrator
 from lemon_jax.runtime import Caller, CallStore, Executor
-from lemon_jax.spec import Parsed, baselines
+from lemon_jax.spec import Parsed, baseline_names, baselines
 from lemon_jax.train.config import RunConfig
-from lemon_jax.train.evaluate import choose_tasks, evaluate, fixed
+from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, SUMMARY, TIMINGS, RunDir
+from lemon_jax.train.search import METHOD as BEST_FIXED
+from lemon_jax.train.search import Found, search_fixed
 from lemon_jax.train.trainer import Trainer
 
+SPLIT = "test"  # what is evaluated on
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "numpy", "xllamacpp")
 
 
@@ -61,8 +64,10 @@ class Job:
             executor = Executor(caller, read_answer, allow_unsandboxed=self.allow_unsandboxed)
             trained = await self._train(executor, store)
             tasks = choose_tasks(self.dataset.test, self.config.eval_tasks, self.config.seed)
-            rows = await self._evaluate(executor, store, tasks, trained)
+            found = await self._search(executor, store) if self.config.best_fixed else None
+            rows = await self._evaluate(executor, store, tasks, trained, found)
             summary = self._summary(rows, caller.live_calls, time.monotonic() - started)
+            summary |= {"search": found.facts()} if found else {}
             self.run.write_json(SUMMARY, summary)
         finally:
             store.close()
@@ -96,19 +101,52 @@ class Job:
         finally:
             trainer.close()
 
+    async def _search(self, executor: Executor, store: CallStore) -> Found | None:
+        """The best fixed spec that as many worker tokens find as the training used."""
+        used = sum(row["worker_tokens"] for row in self.run.read(METRICS))
+        budget = self.config.search_tokens or used
+        if not budget:
+            self.progress.note("no fixed spec is searched: the training used no worker tokens")
+            return None
+        self.progress.phase("searching a fixed spec", budget, unit="worker tokens")
+        found = await search_fixed(
+            executor,
+            store,
+            self.dataset.train,
+            rewards=self.config.reward,
+            budget=budget,
+            samples={level: capacity.samples for level, capacity in self.pool.config.capacities.items()},
+            candidates=self.config.search_candidates,
+            seed=self.config.seed,
+            on_spent=self.progress.advance,
+        )
+        self.run.append(EXECUTIONS, found.rows)
+        return found
+
     async def _evaluate(
-        self, executor: Executor, store: CallStore, tasks: list[Task], trained: Orchestrator
+        self,
+        executor: Executor,
+        store: CallStore,
+        tasks: list[Task],
+        trained: Orchestrator,
+        found: Found | None,
     ) -> list[dict[str, Any]]:
+        setting = Setting(bench=self.config.bench, split=SPLIT, seed=self.config.seed)
         texts = [t.prompt() for t in tasks]
         slots = self.policy.prompt_slots(texts)
         specs: dict[str, list[Parsed]] = {}
         for method, policy in (("lemon", trained), ("warmstart", self.policy)):
             specs[method] = [r.parsed for r in policy.write_greedy(texts, prompt_slots=slots)]
-        specs |= {name: fixed(spec, len(tasks)) for name, spec in baselines().items()}
+        known = baselines(seed=self.config.seed)
+        specs |= {n: fixed(known[n], len(tasks)) for n in baseline_names(self.config.baselines)}
+        if found is not None:
+            specs[BEST_FIXED] = fixed(found.spec, len(tasks))
         rows = []
         for method, parsed in specs.items():
             self.progress.phase(f"evaluating {method}", len(tasks))
-            row, lines = await evaluate(executor, store, method, tasks, parsed, self.progress.advance)
+            row, lines = await evaluate(
+                executor, store, method, tasks, parsed, self.progress.advance, setting=setting
+            )
             self.run.append(EXECUTIONS, lines)
             rows.append(row)
         return rows
@@ -133,7 +171,7 @@ class Job:
             "wall_s": round(max(wall_s, earlier) if self.resumed else wall_s, 1),
             "data": {
                 "source": self.dataset.source,
-                "split": "test",
+                "split": SPLIT,
                 "n": len(self.dataset.test),
                 "sha256": self.dataset.sha256,
             },

@@ -11,12 +11,22 @@ from typing import Any, get_args, get_type_hints
 
 from lemon_jax.bench import SOURCES
 from lemon_jax.errors import LemonError
+from lemon_jax.spec import baseline_names
 from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.rewards import RewardConfig
 
 _NESTED = {"update": UpdateConfig, "reward": RewardConfig}
 _WORDS = {"tokens": get_args(get_type_hints(RewardConfig)["tokens"])}
-_COUNTS = ("steps", "tasks_per_step", "group", "edits_per_step", "eval_tasks", "checkpoint_every")
+_COUNTS = (
+    "steps",
+    "tasks_per_step",
+    "group",
+    "edits_per_step",
+    "eval_tasks",
+    "checkpoint_every",
+    "search_candidates",
+    "search_tokens",
+)
 
 
 def load_preset(path: Path, bench: str) -> RunConfig:
@@ -50,7 +60,7 @@ def load_preset(path: Path, bench: str) -> RunConfig:
 
 def check_counts(config: RunConfig) -> None:
     """Raise LemonError for numbers that no run can have."""
-    low = {"steps": 0, "edits_per_step": 0, "eval_tasks": 1, "group": 2}
+    low = {"steps": 0, "edits_per_step": 0, "group": 2, "search_candidates": 2, "search_tokens": 0}
     faults = [
         f"{name.replace('_', '-')} is {getattr(config, name)}, it must be at least {low.get(name, 1)}"
         for name in _COUNTS
@@ -61,6 +71,17 @@ def check_counts(config: RunConfig) -> None:
             f"edits-per-step is {config.edits_per_step}, "
             f"a step has only {config.specs_per_step} specs to edit"
         )
+    if config.best_fixed and not config.steps and not config.search_tokens:
+        faults.append(
+            "best-fixed searches with as many worker tokens as the training used, and steps is 0; "
+            "give search-tokens"
+        )
+    if config.search_tokens and not config.best_fixed:
+        faults.append(f"search-tokens is {config.search_tokens} without best-fixed; give both or neither")
+    try:
+        baseline_names(config.baselines)
+    except LemonError as fault:
+        faults.append(str(fault))
     if not 0 <= config.seed < 2**32:
         faults.append(f"seed is {config.seed}, it must be from 0 to {2**32 - 1}")
     update = config.update

@@ -17,6 +17,7 @@ from lemon_jax.errors import LemonError
 
 MANIFEST, METRICS, TIMINGS = "manifest.json", "metrics.jsonl", "timings.jsonl"
 EXECUTIONS, CALLS, SUMMARY = "executions.jsonl", "calls.sqlite", "summary.json"
+AFTER_TRAINING = ("search", "eval")  # phases of executions that belong to no step
 
 
 class RunDir:
@@ -151,7 +152,7 @@ class RunDir:
         """Forget everything after the first `step` steps, so that they can be taken again."""
         self.cut(METRICS, lambda row: row["step"] < step)
         self.cut(TIMINGS, lambda row: row["step"] < step)
-        self.cut(EXECUTIONS, lambda row: row["phase"] != "eval" and row["step"] < step)
+        self.cut(EXECUTIONS, lambda row: row["phase"] not in AFTER_TRAINING and row["step"] < step)
 
 
 def _replace(path: Path, text: str) -> None:

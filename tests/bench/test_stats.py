@@ -1,6 +1,9 @@
+import random
+from math import comb
+
 import pytest
 
-from lemon_jax.bench import mcnemar_exact, wilson
+from lemon_jax.bench import mcnemar_exact, paired_bootstrap, wilson
 
 
 @pytest.mark.parametrize(
@@ -42,3 +45,61 @@ def test_mcnemar_of_many_tasks_neither_under_nor_overflows():
     assert 0 < mcnemar_exact(900, 1100) < 1e-4
     with pytest.raises(ValueError, match="negative"):
         mcnemar_exact(-1, 2)
+
+
+def resampled(b, c, n, resamples, seed):
+    """The bootstrap as it is told: draw n tasks with replacement, average their differences, sort."""
+    rng = random.Random(seed)
+    differences = [1] * b + [-1] * c + [0] * (n - b - c)
+    means = sorted(sum(rng.choices(differences, k=n)) / n for _ in range(resamples))
+    return means[round(0.025 * (resamples - 1))], means[round(0.975 * (resamples - 1))]
+
+
+def exact_quantiles(b, c, n):
+    """The 2.5 % and 97.5 % points of (B - C) / n over all outcomes of n draws, by enumeration."""
+    weight = {}
+    for i in range(n + 1):
+        for j in range(n + 1 - i):
+            ways = comb(n, i) * comb(n - i, j)
+            mass = ways * b**i * c**j * (n - b - c) ** (n - i - j) / n**n
+            weight[i - j] = weight.get(i - j, 0.0) + mass
+    total, found = 0.0, []
+    for value in sorted(weight):
+        total += weight[value]
+        if len(found) < 1 and total >= 0.025:
+            found.append(value / n)
+        if total >= 0.975:
+            return found[0], value / n
+    raise AssertionError
+
+
+@pytest.mark.parametrize(("b", "c", "n"), [(5, 0, 10), (7, 2, 20), (3, 3, 15), (0, 9, 30)])
+def test_the_bootstrap_against_all_outcomes(b, c, n):
+    low, high = exact_quantiles(b, c, n)
+    # 10,000 draws put a quantile of a lattice on its point, or on a neighbour where two share the mass.
+    assert paired_bootstrap(b, c, n) == pytest.approx((low, high), abs=1 / n + 1e-9)
+    assert paired_bootstrap(b, c, n, resamples=200_000) == pytest.approx((low, high), abs=1 / n + 1e-9)
+
+
+@pytest.mark.parametrize(("b", "c", "n"), [(12, 5, 60), (40, 22, 254), (1, 0, 50)])
+def test_the_bootstrap_against_resampling_task_by_task(b, c, n):
+    assert paired_bootstrap(b, c, n) == pytest.approx(resampled(b, c, n, 4000, 1), abs=2 / n + 0.005)
+
+
+def test_known_bootstrap_values():
+    # Only wins: the number won is binomial(10, 1/2), whose 2.5 % and 97.5 % points are 2 and 8.
+    assert paired_bootstrap(5, 0, 10) == (0.2, 0.8)
+    # Large n: the normal interval 0.18 +- 1.96 * sqrt((0.62 - 0.18**2) / 1000), difference 400 - 220.
+    assert paired_bootstrap(400, 220, 1000) == pytest.approx((0.1325, 0.2275), abs=0.004)
+    assert paired_bootstrap(0, 0, 7) == (0.0, 0.0)
+    assert paired_bootstrap(7, 0, 7) == (1.0, 1.0)
+    assert paired_bootstrap(0, 0, 0) == (-1.0, 1.0)
+
+
+def test_the_bootstrap_is_seeded_and_antisymmetric():
+    assert paired_bootstrap(9, 4, 50) == paired_bootstrap(9, 4, 50)
+    low, high = paired_bootstrap(9, 4, 50)
+    assert paired_bootstrap(4, 9, 50, seed=3) == pytest.approx((-high, -low), abs=0.03)
+    for b, c, n in ((-1, 0, 3), (0, -1, 3), (2, 2, 3)):
+        with pytest.raises(ValueError, match="add up to at most n"):
+            paired_bootstrap(b, c, n)

@@ -153,6 +153,9 @@ def test_missing_policy(refused, tmp_path):
         (("--group", "1"), "group is 1, it must be at least 2"),
         (("--eval-tasks", "0"), "eval-tasks is 0, it must be at least 1"),
         (("--seed", "-1"), "seed is -1, it must be from 0"),
+        (("--baselines", "cot,tre"), "baseline 'tre' is unknown, did you mean tree; give all, none, or some"),
+        (("--search-tokens", "9"), "search-tokens is 9 without best-fixed; give both or neither"),
+        (("--best-fixed", "--steps", "0"), "and steps is 0; give search-tokens"),
     ],
 )
 def test_flags(flags, expected, refused):
@@ -290,7 +293,16 @@ def test_resuming_with_a_damaged_manifest(text, refused, started):
 
 @pytest.mark.parametrize(
     "flags",
-    [("--steps", 9), ("--bench", "aqua"), ("--preset", "full"), ("--out", "x"), ("--no-counterfactual",)],
+    [
+        ("--steps", 9),
+        ("--bench", "aqua"),
+        ("--preset", "full"),
+        ("--out", "x"),
+        ("--no-counterfactual",),
+        ("--baselines", "none"),
+        ("--best-fixed",),
+        ("--search-tokens", 5),
+    ],
 )
 def test_resuming_with_other_settings(flags, refused, started):
     line = refused("--resume", started, *flags)

@@ -11,6 +11,7 @@ import pytest
 from experiment_helpers import ROOT, SECONDS, json_lines, run_main, run_script, start
 
 from lemon_jax.report.run_files import load_run
+from lemon_jax.spec import baselines, dump
 
 SMALL = ("--workers", "scripted", "--tasks-per-step", 2, "--eval-tasks", 3, "--fresh")
 METHODS = {"lemon", "warmstart", "vanilla", "cot", "sc", "chain", "complete"}
@@ -30,7 +31,12 @@ TRAIN = {
 }
 EVAL = {
     "method": str,
+    "bench": str,
+    "split": str,
     "n": int,
+    "seed": int,
+    "extractor": str,
+    "protocol": str,
     "accuracy": NUMBER,
     "ci95": list,
     "prompt_tokens_per_task": NUMBER,
@@ -124,6 +130,61 @@ def test_no_steps_only_evaluate(policy_folder, tmp_path):
     assert untouched == trained
 
 
+def test_the_baselines_that_were_chosen(policy_folder, tmp_path):
+    run = run_bench(
+        "multiarith", policy_folder, tmp_path / "run", "--steps", 0, "--baselines", "debate,star,random"
+    )
+    assert [row["method"] for row in run.summary["eval"]] == [
+        "lemon",
+        "warmstart",
+        "star",
+        "random",
+        "debate",
+    ]
+    (spec,) = {row["spec"] for row in run.executions if row["method"] == "random"}
+    assert spec == dump(baselines(seed=0)["random"])
+    none = run_bench("aqua", policy_folder, tmp_path / "none", "--steps", 0, "--baselines", "none")
+    assert [row["method"] for row in none.summary["eval"]] == ["lemon", "warmstart"]
+
+
+def test_the_best_fixed_spec_is_searched_with_the_tokens_of_the_training(policy_folder, tmp_path):
+    plain = run_bench("multiarith", policy_folder, tmp_path / "plain", "--steps", 2, "--seed", 1)
+    run = run_bench("multiarith", policy_folder, tmp_path / "run", "--steps", 2, "--seed", 1, "--best-fixed")
+    assert "search" not in plain.summary
+    search = run.summary["search"]
+    assert (
+        search["budget"] == run.summary["train"]["worker_tokens"] == plain.summary["train"]["worker_tokens"]
+    )
+    assert 0 < search["worker_tokens"] <= search["budget"]
+    rows = [row for row in run.executions if row["phase"] == "search"]
+    assert len(rows) == search["executions"] > 1
+    assert not {row["task"] for row in rows} & {
+        row["task"] for row in run.executions if row["phase"] == "eval"
+    }
+    (spec,) = {e["spec"] for e in run.executions if (e["phase"], e["method"]) == ("eval", "best_fixed")}
+    assert spec == search["spec"]
+    assert [row["method"] for row in run.summary["eval"]][-1] == "best_fixed"
+    # All that a run without the search does is the same.
+    assert (tmp_path / "plain" / "metrics.jsonl").read_bytes() == (
+        tmp_path / "run" / "metrics.jsonl"
+    ).read_bytes()
+    others = [e for e in run.executions if e["phase"] != "search" and e["method"] != "best_fixed"]
+    assert others == plain.executions
+
+    before = (run.path / "executions.jsonl").read_bytes()
+    assert run_main("--resume", run.path, "--fresh") == 0
+    assert (run.path / "executions.jsonl").read_bytes() == before
+    assert load_run(run.path).summary["search"] == search
+
+
+def test_a_search_with_a_budget_of_its_own(policy_folder, tmp_path):
+    flags = ("--steps", 0, "--baselines", "none", "--best-fixed", "--search-tokens", 2000)
+    run = run_bench("aqua", policy_folder, tmp_path / "run", *flags)
+    assert run.summary["search"]["budget"] == 2000
+    assert run.summary["search"]["worker_tokens"] <= 2000
+    assert [row["method"] for row in run.summary["eval"]] == ["lemon", "warmstart", "best_fixed"]
+
+
 def test_without_counterfactuals_nothing_is_edited(policy_folder, tmp_path):
     run = run_bench("multiarith", policy_folder, tmp_path / "run", "--steps", 2, "--no-counterfactual")
     assert run.summary["train"]["counterfactual_executions"] == 0
@@ -143,8 +204,8 @@ def test_help_explains_every_flag_on_one_line_with_its_default(capsys, monkeypat
         run_script.parse_arguments(["--help"])
     assert end.value.code == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
-    flags = "bench preset workers policy steps tasks-per-step group eval-tasks seed out resume data"
-    flags += " no-counterfactual fresh allow-unsandboxed"
+    flags = "bench preset workers policy steps tasks-per-step group eval-tasks baselines best-fixed"
+    flags += " search-tokens seed out resume data no-counterfactual fresh allow-unsandboxed"
     assert [line.split()[0] for line in lines] == [f"--{flag}" for flag in flags.split()]
     assert all(re.search(r"\S \(.+\)$", line) for line in lines)
 

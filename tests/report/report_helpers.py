@@ -84,6 +84,7 @@ def execution(phase: str, method: str, step: int, task: str, rng: random.Random,
         "agents": agents,
         "answer": "B",
         "correct": correct,
+        "infra_failed": False,
         "reward": {
             "total": total,
             "success": 1.0 * correct,
@@ -99,7 +100,8 @@ def summary(evaluated: list[dict], steps: int) -> dict:
     for method in dict.fromkeys(e["method"] for e in evaluated):
         mine = [e for e in evaluated if e["method"] == method]
         accuracy = sum(e["correct"] for e in mine) / len(mine)
-        row = {"method": method, "n": len(mine), "accuracy": accuracy}
+        row = {"method": method, "bench": "aqua", "split": "test", "n": len(mine), "seed": 0}
+        row |= {"extractor": "lemon", "protocol": "full", "accuracy": accuracy}
         row |= {"ci95": [max(0, accuracy - 0.13), min(1, accuracy + 0.13)], "prompt_tokens_per_task": 360.5}
         row |= {
             "generated_tokens_per_task": 120.2,

@@ -155,6 +155,39 @@ def test_the_command_prints_the_table_and_the_path(tmp_path, capsys):
     assert "no results yet" in capsys.readouterr().out
 
 
+def test_each_result_row_and_comparison_is_complete(tmp_path):
+    make_run(tmp_path)
+    page, text = read(write_report(tmp_path))
+    heads = re.findall(r"<th scope=\"col\"[^>]*>([^<]*)</th>", page)
+    assert heads[:7] == [
+        "method",
+        "bench",
+        "split",
+        "seed",
+        "extractor",
+        "protocol",
+        "accuracy, 95 % interval",
+    ]
+    row = re.search(r'<tr class=ours><th scope="row">lemon</th>(.*?)</tr>', page)
+    cells = [re.sub("<[^>]*>", "", cell) for cell in re.findall(r"<td[^>]*>(.*?)</td>", row[1])]
+    assert cells[:5] == ["aqua", "test", "0", "lemon", "full"]
+    assert "inside the noise" in text
+    assert re.search(r"lemon vs vanilla[+-]\d+\.\d points\[ *[+-]\d+\.\d, *[+-]\d+\.\d\]", text)
+    assert "paired bootstrap, 10,000 resamples" in text
+
+
+def test_another_reference(tmp_path, capsys):
+    make_run(tmp_path)
+    assert main(["report", str(tmp_path), "--reference", "cot"]) == 0
+    assert "cot vs vanilla" in capsys.readouterr().out
+    _, text = read(tmp_path / "report.html")
+    assert "cot vs lemon" in text
+    assert "lemon vs" not in text.partition("Results")[2]
+    assert "only cot right" in text
+    assert main(["report", str(tmp_path), "--reference", "tree"]) == 2
+    assert "no method 'tree'" in capsys.readouterr().err
+
+
 def test_the_command_names_a_damaged_file(tmp_path, capsys):
     (tmp_path / "metrics.jsonl").write_text("{\n{}\n")
     assert main(["report", str(tmp_path)]) == 2

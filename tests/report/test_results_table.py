@@ -1,12 +1,17 @@
 import io
+import random
 import re
 
 import pytest
 from report_helpers import make_run
 from rich.console import Console
 
-from lemon_jax.report import comparison_lines, load_run, results_table
-from lemon_jax.report.comparison import p_text
+from lemon_jax.bench import mcnemar_exact
+from lemon_jax.errors import LemonError
+from lemon_jax.report import compare, comparison_lines, load_run, results_table
+from lemon_jax.report.cli import print_results
+from lemon_jax.report.comparison import check_method, p_text
+from lemon_jax.report.table import WIDE
 
 ROWS = [
     {
@@ -32,12 +37,19 @@ ROWS = [
 ]
 
 
-def render(summary, width=80, terminal=False):
+SETTING = {"bench": "multiarith", "split": "test", "seed": 0, "extractor": "lemon", "protocol": "full"}
+
+
+def with_setting(**more):
+    return summary(eval=[row | SETTING | more for row in ROWS])
+
+
+def render(summary, width=80, terminal=False, wide=False):
     out = io.StringIO()
     console = Console(
         file=out, width=width, force_terminal=terminal, color_system="standard" if terminal else None
     )
-    console.print(results_table(summary))
+    console.print(results_table(summary, wide=wide))
     return out.getvalue()
 
 
@@ -55,6 +67,50 @@ def test_a_row_is_a_line(width):
     assert row.split() == ["lemon", "42.0", "%", "[29,", "56]", "50", "1,210", "98", "312", "1", "61"]
     other = next(line for line in lines if line.startswith("self-consistency"))
     assert other.split() == ["self-consistency", "30.0", "%", "50", "-", "-", "1,512", "-", "6.2"]
+
+
+def test_a_wide_row_says_what_it_was_measured_on():
+    lines = render(with_setting(), WIDE, wide=True).splitlines()
+    row = next(line for line in lines if line.startswith("lemon"))
+    assert "lemon             multiarith test 0 lemon full  42.0 % [29, 56]" in row
+    assert all(len(line) <= WIDE for line in lines)
+    heads = " ".join(lines[1:3]).split()
+    assert [h for h in heads if h in SETTING] == list(SETTING)
+
+
+def test_a_narrow_table_says_it_in_the_title_unless_rows_differ():
+    lines = render(with_setting(), 100).splitlines()
+    shared = "aqua, test split, n 50, seed 0, official data, extractor lemon, protocol full"
+    assert lines[0].rstrip() == shared
+    assert not set(SETTING) & set(" ".join(lines[1:3]).split())
+    mixed = with_setting()
+    mixed["eval"][1]["extractor"] = "strict"
+    lines = render(mixed, 100).splitlines()
+    assert lines[0].rstrip() == shared.replace(" extractor lemon,", "")
+    assert [word for word in " ".join(lines[1:3]).split() if word in SETTING] == ["extractor"]
+    assert next(line for line in lines if line.startswith("self-consistency")).split()[1] == "strict"
+
+
+def test_everything_fits_the_wide_table():
+    """The widest values there are: what gives way is the setting, which wraps between words."""
+    rows = [
+        ROWS[0] | SETTING | {"method": "best_fixed", "accuracy": 1.0, "ci95": [0.97, 1.0], "n": 14042},
+        ROWS[0] | SETTING | {"method": "warmstart", "no_answer": 120, "infra_failed": 31, "wall_s": 12345.0},
+    ]
+    lines = render(summary(eval=rows), WIDE, wide=True).splitlines()
+    assert all(len(line) <= WIDE for line in lines)
+    text = "\n".join(lines)
+    for cell in ("best_fixed", "100.0 % [97, 100]", "14,042", "multiarith test 0", "lemon full", "12,345"):
+        assert cell in text
+
+
+def test_a_file_is_as_wide_as_the_wide_table_and_a_terminal_as_itself(capsys):
+    print_results(with_setting(), [])
+    assert "multiarith test 0 lemon full" in capsys.readouterr().out
+    out = io.StringIO()
+    print_results(with_setting(), [], Console(file=out, width=90))
+    assert all(len(line) <= 90 for line in out.getvalue().splitlines())
+    assert "protocol full" in out.getvalue().splitlines()[0]
 
 
 def test_fault_columns_show_only_when_there_was_a_fault():
@@ -117,10 +173,65 @@ def test_comparison_is_paired_and_exact():
     ours = evaluated("lemon", [True] * 6 + [False] * 4, cost=15.0)
     lines = comparison_lines(ours + evaluated("vanilla", [False] * 10))
     assert len(lines) == 1
-    assert " ".join(lines[0].split()) == "lemon vs vanilla +60.0 points p 0.031 cost x1.50 n 10"
+    # Six wins of ten: the bootstrap draws binomial(10, 0.6), whose 2.5 % and 97.5 % points are 3 and 9.
+    assert (
+        " ".join(lines[0].split()) == "lemon vs vanilla +60.0 points [+30.0, +90.0] p 0.031 cost x1.50 n 10"
+    )
     noise = comparison_lines(ours + evaluated("cot", [True] * 5 + [False] * 5))[0]
-    assert "+10.0 points  p 1.00   inside the noise" in noise
-    assert len(noise) < 80
+    assert "+10.0 points [ +0.0, +30.0]  p 1.00   inside the noise" in noise
+    assert len(noise) < 110
+
+
+def test_a_difference_counts_only_if_test_and_interval_agree():
+    # Five wins of fifty without a loss: the interval leaves 0 out, the exact test does not.
+    (few,) = compare(evaluated("lemon", [True] * 5 + [False] * 45) + evaluated("cot", [False] * 50))
+    assert few.interval[0] > 0
+    assert few.p == mcnemar_exact(5, 0) == 0.0625
+    assert few.inside_noise
+    (more,) = compare(evaluated("lemon", [True] * 9 + [False] * 41) + evaluated("cot", [False] * 50))
+    assert not more.inside_noise
+    (same,) = compare(evaluated("lemon", [True] * 9) + evaluated("cot", [True] * 9))
+    assert (same.difference, same.interval, same.p, same.inside_noise) == (0.0, (0.0, 0.0), 1.0, True)
+
+
+def test_any_method_can_be_the_reference():
+    rows = evaluated("lemon", [True] * 9) + evaluated("cot", [False] * 9) + evaluated("sc", [True] * 9)
+    lines = comparison_lines(rows, "cot")
+    assert [line.split()[:4] for line in lines] == [
+        ["cot", "vs", "lemon", "-100.0"],
+        ["cot", "vs", "sc", "-100.0"],
+    ]
+    check_method(rows, "cot")
+    with pytest.raises(LemonError, match=r"no method 'tree' .* evaluated were: lemon, cot, sc"):
+        check_method([*rows, {"phase": "train", "method": "tree"}], "tree")
+
+
+def paired_by_hand(ours, other):
+    """The pairs, counted task by task with everything spelled out."""
+    b = c = n = 0
+    for one in ours:
+        for two in other:
+            if one["task"] != two["task"] or one["infra_failed"] or two["infra_failed"]:
+                continue
+            n += 1
+            b += one["correct"] and not two["correct"]
+            c += two["correct"] and not one["correct"]
+    return b, c, n
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_masked_tasks_of_either_method_drop_out_of_the_pair(seed):
+    rng = random.Random(seed)
+    rows = {}
+    for method in ("lemon", "cot"):
+        rows[method] = evaluated(method, [rng.random() < 0.5 for _ in range(40)])
+        for row in rows[method]:
+            row["infra_failed"] = rng.random() < 0.2
+        rng.shuffle(rows[method])
+    (found,) = compare(rows["lemon"] + rows["cot"])
+    expected = paired_by_hand(rows["lemon"], rows["cot"])
+    assert (found.only_ours, found.only_other, found.n) == expected
+    assert 0 < found.n < 40
 
 
 def test_tasks_without_a_verdict_are_left_out():

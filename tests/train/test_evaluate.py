@@ -3,14 +3,16 @@ import asyncio
 import pytest
 from policy_helpers import CHECKED, CHOICES, SOLVER, TASKS, workers
 
-from lemon_jax.bench import wilson
+from lemon_jax.bench import grade, wilson
 from lemon_jax.spec import baselines, dump, parse
-from lemon_jax.train.evaluate import choose_tasks, evaluate, fixed
+from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
+
+SETTING = Setting(bench="sample", split="test", seed=3)
 
 
-def _evaluate(specs, tasks=TASKS, method="lemon", **options):
+def _evaluate(specs, tasks=TASKS, method="lemon", setting=SETTING, **options):
     with workers(**options) as (executor, store, _):
-        return asyncio.run(evaluate(executor, store, method, list(tasks), specs))
+        return asyncio.run(evaluate(executor, store, method, list(tasks), specs, setting=setting))
 
 
 def _without_time(row):
@@ -31,6 +33,24 @@ def test_a_row_adds_up_its_lines():
     assert (row["infra_failed"], row["invalid"], row["recorded_calls"]) == (0, 0, 0)
     assert {line["phase"] for line in lines} == {"eval"}
     assert [line["task"] for line in lines] == [t.id for t in TASKS]
+
+
+def test_a_row_says_what_it_was_measured_on():
+    row, _ = _evaluate(fixed(SOLVER, 2), TASKS[:2])
+    names = ("bench", "split", "n", "seed", "extractor", "protocol")
+    assert [row[name] for name in names] == ["sample", "test", 2, 3, "lemon", "full"]
+    other = Setting(bench="b", split="validation", seed=0, extractor="strict", protocol="paper")
+    row, _ = _evaluate(fixed(SOLVER, 2), TASKS[:2], setting=other)
+    assert [row[name] for name in names] == ["b", "validation", 2, 0, "strict", "paper"]
+
+
+def test_lines_keep_the_output_that_was_graded():
+    _, lines = _evaluate([*fixed(SOLVER, 2), parse("no spec")], TASKS[:3])
+    for task, line in zip(TASKS[:2], lines, strict=False):
+        verdict = grade(task, line["output"])
+        assert (verdict.answer, verdict.correct) == (line["answer"], line["correct"])
+        assert line["output"]
+    assert lines[2]["output"] == ""
 
 
 def test_it_is_the_same_every_time_and_in_any_order():

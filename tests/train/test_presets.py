@@ -99,6 +99,14 @@ def test_no_such_preset_lists_those_there_are():
             "edits-per-step is 3, a step has only 2 specs",
         ),
         ({"group": 0, "eval_tasks": 0}, "group is 0.*eval-tasks is 0"),
+        (
+            {"baselines": "vanilla,sot"},
+            "baseline 'sot' is unknown, did you mean cot; give all, none, or some",
+        ),
+        ({"search_candidates": 1}, "search-candidates is 1, it must be at least 2"),
+        ({"search_tokens": -1, "best_fixed": True}, "search-tokens is -1, it must be at least 0"),
+        ({"search_tokens": 500}, "search-tokens is 500 without best-fixed"),
+        ({"best_fixed": True, "steps": 0}, "best-fixed searches with .* steps is 0; give search-tokens"),
     ],
 )
 def test_numbers_that_no_run_can_have(changes, message):
@@ -108,6 +116,19 @@ def test_numbers_that_no_run_can_have(changes, message):
 
 def test_the_least_that_can_run():
     check_counts(replace(RunConfig(bench="aqua"), steps=0, tasks_per_step=1, group=2, edits_per_step=0))
+
+
+def test_a_search_without_training_needs_its_own_budget():
+    check_counts(replace(RunConfig(bench="aqua"), steps=0, best_fixed=True, search_tokens=500))
+    check_counts(replace(RunConfig(bench="aqua"), best_fixed=True))
+
+
+def test_a_manifest_from_before_the_choice_of_baselines_is_todays_default():
+    new = ("baselines", "best_fixed", "search_candidates", "search_tokens")
+    old = {k: v for k, v in RunConfig(bench="aqua").to_dict().items() if k not in new}
+    config = RunConfig.from_dict(old)
+    assert config == RunConfig(bench="aqua")
+    assert (config.baselines, config.best_fixed) == ("vanilla,cot,sc,chain,complete", False)
 
 
 def test_a_config_of_another_version_is_a_type_error():

@@ -84,7 +84,7 @@ def test_cut_back_keeps_the_first_steps_and_no_evaluation(run):
     run.append(METRICS, [{"step": s} for s in range(4)])
     run.append(TIMINGS, [{"step": s} for s in range(4)])
     rows = [{"phase": p, "step": s} for s in range(4) for p in ("train", "counterfactual")]
-    run.append(EXECUTIONS, [*rows, {"phase": "eval", "step": None}])
+    run.append(EXECUTIONS, [*rows, {"phase": "search", "step": None}, {"phase": "eval", "step": None}])
     run.cut_back(2)
     assert run.read(METRICS) == run.read(TIMINGS) == [{"step": 0}, {"step": 1}]
     assert run.read(EXECUTIONS) == rows[:4]
