@@ -3,6 +3,32 @@
 from __future__ import annotations
 
 import ast
+import re
+import textwrap
+
+_TAG_LINE = re.compile(r"[ \t]*([\w+.-]*)[ \t]*(?:\r?\n|$)(.*)", re.DOTALL)
+_TAG_INLINE = re.compile(r"[ \t]*(python3?|py)\s+(.*)", re.DOTALL | re.IGNORECASE)
+
+
+def extract_code(text: str) -> str:
+    """The program in a worker's reply: the last complete fenced block, or the text itself.
+
+    Blocks marked as another language ("output", "text") count only if there is no other. Without a
+    closing fence: the rest after the opening one, or, when nothing follows it, what stands before it.
+    """
+    parts = text.split("```")
+    if len(parts) == 1:
+        return textwrap.dedent(text).strip()
+    blocks = []
+    for index in range(1, len(parts), 2):
+        match = _TAG_LINE.match(parts[index]) or _TAG_INLINE.match(parts[index])
+        label, body = (match[1].lower(), match[2]) if match else ("", parts[index])
+        if body.strip():
+            blocks.append((label, body, index + 1 < len(parts)))
+    complete = [(label, body) for label, body, closed in blocks if closed]
+    ours = [body for label, body in complete if label in ("", "python", "python3", "py")]
+    candidates = ours or [body for _, body in complete] or [body for _, body, _ in blocks] or [parts[0]]
+    return textwrap.dedent(candidates[-1]).strip()
 
 
 def name_answer(code: str) -> str:
