@@ -34,9 +34,13 @@ LEVELS = (
 """Isolation levels, weakest first: what a run had, and the least that a user accepts."""
 
 BACKSTOP_S = 10.0  # beyond the wall limit, which the child's warden keeps: start-up on a busy machine
-_BOOT = (
-    "import marshal,sys;c,k=marshal.loads(sys.stdin.buffer.read());n={};[exec(i,n) for i in c];n['main'](k)"
-)
+_BOOT = """import marshal, sys
+modules, config = marshal.loads(sys.stdin.buffer.read())
+for name, code in modules:
+    module = sys.modules[name] = type(sys)(name)
+    exec(marshal.loads(code), vars(module))
+sys.modules[modules[0][0]].main(config, getattr(module, config["role"]))
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,11 +104,20 @@ def _compiled(module: str) -> bytes:
 @cache
 def _library_dirs() -> tuple[str, ...]:
     """Folders an interpreter without site-packages reads: the standard library and shared libraries."""
-    paths = sysconfig.get_paths()
+    base = {"platbase": sys.base_exec_prefix}  # not the virtual environment, which has nothing of it
+    paths = sysconfig.get_paths(vars=base)
     wanted = [paths["stdlib"], paths["platstdlib"], os.path.join(sys.base_prefix, "lib")]
     wanted += [os.path.join(paths["stdlib"], "lib-dynload"), "/lib", "/lib64", "/usr/lib", "/usr/lib64"]
     found = sorted({os.path.abspath(p) for p in wanted if os.path.isdir(p)})
     return tuple(p for p in found if not any(p.startswith(q + "/") for q in found))
+
+
+@cache
+def _package_dirs() -> tuple[str, ...]:
+    """Folders of installed packages in there, which stay hidden: some carry benchmarks with solutions."""
+    patterns = [f"{below}{kind}-packages" for below in ("", "python*/") for kind in ("site", "dist")]
+    found = {str(path) for d in _library_dirs() for pattern in patterns for path in Path(d).glob(pattern)}
+    return tuple(sorted(path for path in found if os.path.isdir(path)))
 
 
 def _open_to_all(path: str, *, ancestors: bool) -> bool:
@@ -140,7 +153,7 @@ class Box:
         modules: Sequence[str] = ("sandbox_child",),
         fds: Sequence[int] = (),
     ) -> None:
-        """`role` names the function of the child's `modules` that gets `job`; `fds` are handed on to it."""
+        """`job` goes to the function `role` of the last of the child's `modules`; `fds` are handed on."""
         self.limits = limits
         self.process: subprocess.Popen[bytes] | None = None
         self.cut = ""
@@ -163,7 +176,7 @@ class Box:
         env = {"LANG": "C.UTF-8"}
         if "LD_LIBRARY_PATH" in os.environ:  # some interpreters cannot start without it
             env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
-        self._outer = bwrap_command(_library_dirs()) if "bwrap" in LAYERS else []
+        self._outer = bwrap_command(_library_dirs(), _package_dirs()) if "bwrap" in LAYERS else []
         pipe = subprocess.PIPE
         try:
             # No preexec_fn: with it, Python would fork this process, which deadlocks once JAX has threads.
@@ -183,7 +196,9 @@ class Box:
         """Send the code. On its own, so that the start of several boxes overlaps."""
         assert self.process is not None
         assert self.process.stdin is not None
-        payload = marshal.dumps(([marshal.loads(_compiled(m)) for m in self._modules], self._config()))
+        package = __name__.rpartition(".")[0]
+        modules = [(f"{package}.{name}", _compiled(name)) for name in self._modules]
+        payload = marshal.dumps((modules, self._config()))
         try:
             self.process.stdin.write(payload)
             self.process.stdin.close()
@@ -203,6 +218,7 @@ class Box:
             "layers": LAYERS,
             "in_bwrap": bool(self._outer),
             "dirs": _library_dirs(),
+            "hidden": _package_dirs(),
             "filter": build_filter(),
             "stdlib_readable": _open_to_all(stdlib, ancestors=False),
             "stdlib_reachable": _open_to_all(stdlib, ancestors=True),

@@ -63,7 +63,7 @@ def _write(path, text):
         file.write(text)
 
 
-def enter_namespaces(workdir, dirs):
+def enter_namespaces(workdir, dirs, hidden):
     """Leave the network, the process list and the file system behind; True if all of it worked.
 
     A half-built isolation is kept (it only takes rights away) and reported as not built.
@@ -79,13 +79,13 @@ def enter_namespaces(workdir, dirs):
         except OSError:
             return False
     try:
-        _new_root(workdir, dirs)
+        _new_root(workdir, dirs, hidden)
     except OSError:
         return False
     return True
 
 
-def _new_root(workdir, dirs):
+def _new_root(workdir, dirs, hidden):
     root = os.fsencode(workdir)
     _call("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
     _call("mount", b"tmpfs", root, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=16m,nr_inodes=4k,mode=755")
@@ -95,6 +95,9 @@ def _new_root(workdir, dirs):
         _call("mount", source, target, None, _MS_BIND | _MS_REC, None)
         kept = os.statvfs(target).f_flag & 0x40E  # flags a user namespace may not clear
         _call("mount", b"none", target, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | kept, None)
+    for name in hidden:
+        target = root + os.fsencode(name)
+        _call("mount", b"tmpfs", target, b"tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV, b"size=4k,mode=755")
     os.mkdir(root + b"/box")
     os.chmod(root + b"/box", 0o777)
     os.chdir(root)
@@ -103,14 +106,25 @@ def _new_root(workdir, dirs):
     os.chdir("/box")
 
 
-def confine_files(dirs):
+def readable_paths(dirs, hidden):
+    """(path, Landlock rights) for all below `dirs` but what is `hidden`: rules can only allow."""
+    for name in dirs:
+        if not any(path.startswith(name + "/") for path in hidden):
+            yield name, 0x4 | 0x8 if os.path.isdir(name) else 0x4  # read file, read directory
+            continue
+        yield name, 0x8
+        inside = (os.path.join(name, child) for child in os.listdir(name))
+        yield from readable_paths([path for path in inside if path not in hidden], hidden)
+
+
+def confine_files(dirs, hidden):
     """Landlock: read below `dirs`, write nowhere. True if the kernel took it (most since 5.13)."""
     handled = (ctypes.c_uint64 * 1)(0x1FFF)  # the 13 rights of ABI 1
     try:
         ruleset = _call("syscall", 444, ctypes.byref(handled), ctypes.sizeof(handled), 0)
-        for name in dirs:
+        for name, rights in readable_paths(dirs, hidden):
             fd = os.open(name, os.O_PATH | os.O_CLOEXEC)
-            rule = (ctypes.c_uint32 * 3)(0x4 | 0x8, 0, fd)  # packed: u64 rights (read file, read dir), i32 fd
+            rule = (ctypes.c_uint32 * 3)(rights, 0, fd)  # packed: u64 rights, i32 fd
             _call("syscall", 445, ruleset, 1, ctypes.byref(rule), 0)
             os.close(fd)
         _call("syscall", 446, ruleset, 0)
@@ -234,7 +248,7 @@ class Speaker:
         os.close(self.fd)
 
 
-def boxed_process(config, isolated, exit_now=os._exit):
+def boxed_process(config, role, isolated, exit_now=os._exit):
     """The inner process: all rights away, then its role. Does not return."""
     tell, end, _ = config["fds"]
     os.close(end)  # how this process ends is not for it to say
@@ -242,7 +256,7 @@ def boxed_process(config, isolated, exit_now=os._exit):
     layers = config["layers"]
     set_limits(config["limits"])
     _attempt("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
-    confined = "landlock" in layers and confine_files(config["dirs"])
+    confined = "landlock" in layers and confine_files(config["dirs"], config["hidden"])
     leave_root = (isolated and config["stdlib_readable"]) or config["stdlib_reachable"]
     drop_rights(config["identity"], leave_root, isolated)
     filtered = "seccomp" in layers and install_seccomp(config["filter"])
@@ -252,17 +266,17 @@ def boxed_process(config, isolated, exit_now=os._exit):
         say("refused", level)
         exit_now(0)
     say("ready", level)
-    globals()[config["role"]](config["job"], say)
+    role(config["job"], say)
     exit_now(0)
 
 
-def warden(config, isolated):
+def warden(config, role, isolated):
     """Start the inner process, end it when its time is over, and report how it ended."""
     _attempt("prctl", _PDEATHSIG, _SIGKILL, 0, 0, 0)
     pid = os.fork()
     if pid == 0:
         try:
-            boxed_process(config, isolated)
+            boxed_process(config, role, isolated)
         finally:
             os._exit(70)
     tell, end, others = config["fds"]
@@ -315,8 +329,8 @@ def kill_survivors():
             return
 
 
-def main(config):
-    """Entry point in the fresh interpreter; `config` is what `box.py` sent."""
+def main(config, role):
+    """Entry point in the fresh interpreter; `config` is what `box.py` sent, `role(job, say)` what to run."""
     _attempt("prctl", _PDEATHSIG, _SIGKILL, 0, 0, 0)  # a harness that dies takes its programs with it
     _attempt("prctl", _SET_SUBREAPER, 1, 0, 0, 0)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -326,13 +340,13 @@ def main(config):
         os.environ.pop(name, None)
     isolated = "bwrap" if config["in_bwrap"] else ""
     if not isolated and "namespaces" in config["layers"]:
-        isolated = "namespaces" * enter_namespaces(config["workdir"], config["dirs"])
+        isolated = "namespaces" * enter_namespaces(config["workdir"], config["dirs"], config["hidden"])
     # From here on nobody of the same user may trace these processes or look into them through /proc.
     _attempt("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
     pid = os.fork()
     if pid == 0:
         try:
-            warden(config, isolated)
+            warden(config, role, isolated)
         finally:
             os._exit(0)
     _signal.signal(_SIGTERM, lambda *_: os.kill(pid, _SIGKILL))  # the harness wants no more of it
