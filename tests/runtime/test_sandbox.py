@@ -218,6 +218,31 @@ def test_writing_outside_fails(level: str, tmp_path: Path) -> None:
     assert not (Path(box.tempfile.gettempdir()) / "lemon-escape-test").exists()
 
 
+def test_landlock_holds_inside_namespaces_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box, "LAYERS", ("landlock", "seccomp"))
+    if run("answer = 1", allow=True).isolation != "landlock+seccomp":
+        pytest.skip("this kernel has no Landlock")
+    for others, written in ((("namespaces",), "1"), (("namespaces", "landlock"), None)):
+        monkeypatch.setattr(box, "LAYERS", others)
+        result = run("open('x', 'w').write('x')\nimport json\nanswer = len(open('x').read())")
+        assert result.isolation == "namespaces"
+        assert result.value == written, result
+
+
+def test_installed_packages_cannot_be_read(level: str) -> None:
+    if not reads_confined(level):
+        pytest.skip("nothing confines reading at this level")
+    code = f"""
+        read = 0
+        for path in {[str(next(Path(p).iterdir())) for p in box._package_dirs() if any(Path(p).iterdir())]!r}:
+            try: __import__("os").stat(path + "/../" + path) and open(path).read(); read += 1
+            except IsADirectoryError: __import__("os").listdir(path); read += 1
+            except OSError: pass
+        answer = read
+    """
+    assert run(code).value == "0"
+
+
 def test_reading_the_users_files_fails(level: str, tmp_path: Path) -> None:
     if not reads_confined(level):
         pytest.skip("nothing confines reading at this level")

@@ -113,8 +113,10 @@ def readable_paths(dirs, hidden):
             yield name, 0x4 | 0x8 if os.path.isdir(name) else 0x4  # read file, read directory
             continue
         yield name, 0x8
-        inside = (os.path.join(name, child) for child in os.listdir(name))
-        yield from readable_paths([path for path in inside if path not in hidden], hidden)
+        inside = [os.path.join(name, child) for child in os.listdir(name)]
+        # A link is left out: what it names is below a folder of its own right, or not to be read.
+        shown = [path for path in inside if path not in hidden and not os.path.islink(path)]
+        yield from readable_paths(shown, hidden)
 
 
 def confine_files(dirs, hidden):
