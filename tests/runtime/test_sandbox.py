@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import os
 import signal
 import socket
@@ -15,15 +14,19 @@ from pathlib import Path
 import pytest
 
 from lemon_jax.errors import LemonError
-from lemon_jax.runtime.tools import sandbox
-from lemon_jax.runtime.tools.sandbox import Limits, ProgramResult, extract_code, run_program
+from lemon_jax.runtime.tools import box
+from lemon_jax.runtime.tools.box import Limits
+from lemon_jax.runtime.tools.programs import extract_code
+from lemon_jax.runtime.tools.sandbox import ProgramResult, run_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the isolation layers are Linux's")
 
 QUICK = Limits(wall_s=1.5, cpu_s=1, output_bytes=4096)
 LEVELS = {
-    "namespaces+seccomp": sandbox.LAYERS,
-    "seccomp": ("landlock", "seccomp"),
+    "bwrap+seccomp": box.LAYERS,
+    "namespaces+seccomp": ("namespaces", "landlock", "seccomp"),
+    "landlock+seccomp": ("landlock", "seccomp"),
+    "seccomp": ("seccomp",),
     "namespaces": ("namespaces",),
     "rlimits": (),
 }
@@ -57,16 +60,15 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def reads_confined(level: str) -> bool:
-    landlock = ctypes.CDLL(None).syscall(444, None, 0, 1) > 0
-    return "namespaces" in level or (level == "seccomp" and landlock)
+    return level not in ("seccomp", "rlimits")
 
 
 @pytest.fixture(params=list(LEVELS))
 def level(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setattr(sandbox, "LAYERS", LEVELS[request.param])
+    monkeypatch.setattr(box, "LAYERS", LEVELS[request.param])
     if run("answer = 1", allow=True).isolation != request.param:
         pytest.skip(f"this machine does not allow {request.param}")
-    return request.param
+    return str(request.param)
 
 
 @pytest.mark.parametrize(
@@ -213,7 +215,32 @@ def test_writing_outside_fails(level: str, tmp_path: Path) -> None:
     result = run(code)
     assert (result.status, result.value) == ("ok", "0")
     assert not target.exists()
-    assert not (Path(sandbox.tempfile.gettempdir()) / "lemon-escape-test").exists()
+    assert not (Path(box.tempfile.gettempdir()) / "lemon-escape-test").exists()
+
+
+def test_landlock_holds_inside_namespaces_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(box, "LAYERS", ("landlock", "seccomp"))
+    if run("answer = 1", allow=True).isolation != "landlock+seccomp":
+        pytest.skip("this kernel has no Landlock")
+    for others, written in ((("namespaces",), "1"), (("namespaces", "landlock"), None)):
+        monkeypatch.setattr(box, "LAYERS", others)
+        result = run("open('x', 'w').write('x')\nimport json\nanswer = len(open('x').read())")
+        assert result.isolation == "namespaces"
+        assert result.value == written, result
+
+
+def test_installed_packages_cannot_be_read(level: str) -> None:
+    if not reads_confined(level):
+        pytest.skip("nothing confines reading at this level")
+    code = f"""
+        read = 0
+        for path in {[str(next(Path(p).iterdir())) for p in box._package_dirs() if any(Path(p).iterdir())]!r}:
+            try: __import__("os").stat(path + "/../" + path) and open(path).read(); read += 1
+            except IsADirectoryError: __import__("os").listdir(path); read += 1
+            except OSError: pass
+        answer = read
+    """
+    assert run(code).value == "0"
 
 
 def test_reading_the_users_files_fails(level: str, tmp_path: Path) -> None:
@@ -308,16 +335,16 @@ def test_a_file_flood_is_bounded(level: str) -> None:
         answer = made
     """
     limits = Limits(wall_s=2, cpu_s=1, file_bytes=1 << 16)
-    before = set(Path(sandbox.tempfile.gettempdir()).glob("lemon-box-*"))
+    before = set(Path(box.tempfile.gettempdir()).glob("lemon-box-*"))
     result = run(code, limits, allow=True)
     assert result.value == "0", result
-    left = set(Path(sandbox.tempfile.gettempdir()).glob("lemon-box-*")) - before
+    left = set(Path(box.tempfile.gettempdir()).glob("lemon-box-*")) - before
     time.sleep(0.2)
     assert not {p for p in left if p.exists()}
 
 
 def test_without_isolation_nothing_runs_unless_allowed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "LAYERS", ())
+    monkeypatch.setattr(box, "LAYERS", ())
     with pytest.raises(LemonError, match="--allow-unsandboxed"):
         run("answer = 1")
     result = run("answer = 1", allow=True)
@@ -325,7 +352,7 @@ def test_without_isolation_nothing_runs_unless_allowed(monkeypatch: pytest.Monke
 
 
 def test_an_interpreter_that_does_not_start_is_the_users_to_mend(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox.sys, "executable", "/bin/false")
+    monkeypatch.setattr(box.sys, "executable", "/bin/false")
     with pytest.raises(LemonError, match="/bin/false did not start"):
         run("answer = 1", allow=True)
 

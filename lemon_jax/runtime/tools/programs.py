@@ -3,6 +3,58 @@
 from __future__ import annotations
 
 import ast
+import re
+import textwrap
+
+_TAG_LINE = re.compile(r"[ \t]*([\w+.-]*)[ \t]*(?:\r?\n|$)(.*)", re.DOTALL)
+_TAG_INLINE = re.compile(r"[ \t]*(python3?|py)\s+(.*)", re.DOTALL | re.IGNORECASE)
+
+
+def extract_code(text: str) -> str:
+    """The program in a worker's reply: the last complete fenced block, or the text itself.
+
+    Blocks marked as another language ("output", "text") count only if there is no other. Without a
+    closing fence: the rest after the opening one, or, when nothing follows it, what stands before it.
+    """
+    before, blocks = _fenced(text)
+    if before is None:
+        return textwrap.dedent(text).strip()
+    candidates = _complete(blocks) or [body for _, body, _ in blocks] or [before]
+    return textwrap.dedent(candidates[-1]).strip()
+
+
+def extract_completion(text: str, entry_point: str) -> str:
+    """The code in a reply to a HumanEval prompt, with its indentation: a function, or a function's body.
+
+    Of several blocks the last that defines `entry_point`, otherwise as `extract_code`; text that stands
+    before a lone closing fence is the body that a model went on with.
+    """
+    before, blocks = _fenced(text)
+    if before is None:
+        return text.strip("\r\n")
+    defines = re.compile(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(entry_point)}\b", re.MULTILINE)
+    goes_on = [before] if before.strip() and before.lstrip("\r\n")[0] in " \t" else []
+    every = [before, *(body for _, body, _ in blocks)]
+    candidates = [body for body in every if defines.search(body)] or _complete(blocks) or goes_on
+    return (candidates or [body for _, body, _ in blocks] or [before])[-1].strip("\r\n")
+
+
+def _fenced(text: str) -> tuple[str | None, list[tuple[str, str, bool]]]:
+    """What stands before the first fence, None without any; then (label, text, closed) of each block."""
+    parts = text.split("```")
+    blocks = []
+    for index in range(1, len(parts), 2):
+        match = _TAG_LINE.match(parts[index]) or _TAG_INLINE.match(parts[index])
+        label, body = (match[1].lower(), match[2]) if match else ("", parts[index])
+        if body.strip():
+            blocks.append((label, body, index + 1 < len(parts)))
+    return (parts[0] if len(parts) > 1 else None), blocks
+
+
+def _complete(blocks: list[tuple[str, str, bool]]) -> list[str]:
+    complete = [(label, body) for label, body, closed in blocks if closed]
+    ours = [body for label, body in complete if label in ("", "python", "python3", "py")]
+    return ours or [body for _, body in complete]
 
 
 def name_answer(code: str) -> str:

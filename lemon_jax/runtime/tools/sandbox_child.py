@@ -1,10 +1,11 @@
-"""The other side of the sandbox: isolates a process, runs one program in it, reports the answer.
+"""The other side of the sandbox: isolates a process, runs untrusted code in it, reports.
 
-Never imported by the harness to be run there: `sandbox.py` sends this module's code to a fresh
+Never imported by the harness to be run there: `box.py` sends this module's code to a fresh
 interpreter, which calls `main`. Only modules that load in a millisecond are imported.
 
-Two processes: the supervisor enters the namespaces, keeps the wall clock and reaps; its child gives
-up every right it has and runs the program.
+Three processes. The top one enters the namespaces and reaps whatever is left. The warden, the first
+process of the new process list, keeps the wall clock and says how its child ended; with it the kernel
+ends everything in that list. The third gives up every right it has and runs the code.
 """
 
 import _signal  # the built-in half of `signal`, whose other half costs two milliseconds
@@ -27,7 +28,7 @@ _MS_RDONLY, _MS_NOSUID, _MS_NODEV, _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE =
     16384,
     1 << 18,
 )
-_PDEATHSIG, _SET_SECCOMP, _SET_SUBREAPER, _NO_NEW_PRIVS = 1, 22, 36, 38  # prctl
+_PDEATHSIG, _SET_DUMPABLE, _SET_SECCOMP, _SET_SUBREAPER, _NO_NEW_PRIVS = 1, 4, 22, 36, 38  # prctl
 _SIGKILL, _SIGTERM = 9, 15
 _MAX_INT_BITS, _MAX_TEXT = 13_000, 4_096
 
@@ -62,7 +63,7 @@ def _write(path, text):
         file.write(text)
 
 
-def enter_namespaces(workdir, dirs):
+def enter_namespaces(workdir, dirs, hidden):
     """Leave the network, the process list and the file system behind; True if all of it worked.
 
     A half-built isolation is kept (it only takes rights away) and reported as not built.
@@ -78,13 +79,13 @@ def enter_namespaces(workdir, dirs):
         except OSError:
             return False
     try:
-        _new_root(workdir, dirs)
+        _new_root(workdir, dirs, hidden)
     except OSError:
         return False
     return True
 
 
-def _new_root(workdir, dirs):
+def _new_root(workdir, dirs, hidden):
     root = os.fsencode(workdir)
     _call("mount", b"none", b"/", None, _MS_REC | _MS_PRIVATE, None)
     _call("mount", b"tmpfs", root, b"tmpfs", _MS_NOSUID | _MS_NODEV, b"size=16m,nr_inodes=4k,mode=755")
@@ -94,6 +95,9 @@ def _new_root(workdir, dirs):
         _call("mount", source, target, None, _MS_BIND | _MS_REC, None)
         kept = os.statvfs(target).f_flag & 0x40E  # flags a user namespace may not clear
         _call("mount", b"none", target, None, _MS_REMOUNT | _MS_BIND | _MS_RDONLY | kept, None)
+    for name in hidden:
+        target = root + os.fsencode(name)
+        _call("mount", b"tmpfs", target, b"tmpfs", _MS_RDONLY | _MS_NOSUID | _MS_NODEV, b"size=4k,mode=755")
     os.mkdir(root + b"/box")
     os.chmod(root + b"/box", 0o777)
     os.chdir(root)
@@ -102,20 +106,34 @@ def _new_root(workdir, dirs):
     os.chdir("/box")
 
 
-def confine_files(dirs):
-    """Landlock: read below `dirs`, write nowhere. Best effort, as most kernels since 5.13 have it."""
+def readable_paths(dirs, hidden):
+    """(path, Landlock rights) for all below `dirs` but what is `hidden`: rules can only allow."""
+    for name in dirs:
+        if not any(path.startswith(name + "/") for path in hidden):
+            yield name, 0x4 | 0x8 if os.path.isdir(name) else 0x4  # read file, read directory
+            continue
+        yield name, 0x8
+        inside = [os.path.join(name, child) for child in os.listdir(name)]
+        # A link is left out: what it names is below a folder of its own right, or not to be read.
+        shown = [path for path in inside if path not in hidden and not os.path.islink(path)]
+        yield from readable_paths(shown, hidden)
+
+
+def confine_files(dirs, hidden):
+    """Landlock: read below `dirs`, write nowhere. True if the kernel took it (most since 5.13)."""
     handled = (ctypes.c_uint64 * 1)(0x1FFF)  # the 13 rights of ABI 1
     try:
         ruleset = _call("syscall", 444, ctypes.byref(handled), ctypes.sizeof(handled), 0)
-        for name in dirs:
+        for name, rights in readable_paths(dirs, hidden):
             fd = os.open(name, os.O_PATH | os.O_CLOEXEC)
-            rule = (ctypes.c_uint32 * 3)(0x4 | 0x8, 0, fd)  # packed: u64 rights (read file, read dir), i32 fd
+            rule = (ctypes.c_uint32 * 3)(rights, 0, fd)  # packed: u64 rights, i32 fd
             _call("syscall", 445, ruleset, 1, ctypes.byref(rule), 0)
             os.close(fd)
         _call("syscall", 446, ruleset, 0)
         os.close(ruleset)
     except OSError:
-        pass
+        return False
+    return True
 
 
 def set_limits(limits):
@@ -129,10 +147,10 @@ def set_limits(limits):
                 continue
 
 
-def drop_rights(supervisor, leave_root):
+def drop_rights(identity, leave_root, isolated):
     """Give up root, every capability and the way back. An own uid makes RLIMIT_NPROC count alone."""
     if os.getuid() == 0 and leave_root:
-        for user in (1_000_000_000 + supervisor, 65_534):
+        for user in (1_000_000_000 + identity, 65_534):
             try:
                 os.setgroups([])
                 os.setresgid(user, user, user)
@@ -140,9 +158,11 @@ def drop_rights(supervisor, leave_root):
                 break
             except OSError:  # the id is not mapped in this container
                 continue
+        if isolated:  # without root, the other namespaces needed a user namespace to begin with
+            _attempt("unshare", _NEWUSER)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     _attempt("capset", ctypes.byref(header), ctypes.byref((ctypes.c_uint32 * 6)()))
-    _attempt("prctl", _PDEATHSIG, _SIGKILL, 0, 0, 0)  # changing credentials cleared the supervisor's
+    _attempt("prctl", _PDEATHSIG, _SIGKILL, 0, 0, 0)  # changing credentials cleared the warden's
 
 
 def install_seccomp(instructions):
@@ -205,28 +225,75 @@ def run_code(source):
         return "error", str(error)[:300]
 
 
-def program_process(config, supervisor, isolated, report, exit_now=os._exit):
-    """The inner process: all rights away, then the program. Does not return."""
-    layers = config["layers"]
-    set_limits(config["limits"])
-    _attempt("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
-    if "landlock" in layers:
-        confine_files(config["dirs"])
-    drop_rights(supervisor, (isolated and config["stdlib_readable"]) or config["stdlib_reachable"])
-    filtered = "seccomp" in layers and install_seccomp(config["filter"])
-    level = "+".join([*["namespaces"] * isolated, *["seccomp"] * filtered]) or "rlimits"
-    if level == "rlimits" and not config["allow_unsandboxed"]:
-        report("refused")
-        exit_now(0)
-    report("ready", level)
-    status, text = run_code(config["code"])
+def program(job, say):
+    """The role of a worker's program: its answer, and then no atexit handlers, no waiting for threads."""
+    status, text = run_code(job["code"])
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except BaseException:
             continue
-    report("result", status, text)
-    exit_now(0)  # no atexit handlers, no waiting for threads
+    say("verdict", status, text)
+
+
+class Speaker:
+    """The line back to the harness: fields after the nonce, which tells them from anybody else's bytes."""
+
+    def __init__(self, fd, nonce):
+        self.fd, self.nonce = fd, nonce
+
+    def __call__(self, *fields, write=os.write):
+        clean = (str(f).replace("\x1e", " ").replace("\x1f", " ") for f in (self.nonce, *fields))
+        write(self.fd, ("\x1f".join(clean) + "\x1e").encode("utf-8", "backslashreplace"))
+
+    def close(self):
+        os.close(self.fd)
+
+
+def boxed_process(config, role, isolated, exit_now=os._exit):
+    """The inner process: all rights away, then its role. Does not return."""
+    tell, end, _ = config["fds"]
+    os.close(end)  # how this process ends is not for it to say
+    say = Speaker(tell, config["nonce"])
+    layers = config["layers"]
+    set_limits(config["limits"])
+    _attempt("prctl", _NO_NEW_PRIVS, 1, 0, 0, 0)
+    confined = "landlock" in layers and confine_files(config["dirs"], config["hidden"])
+    leave_root = (isolated and config["stdlib_readable"]) or config["stdlib_reachable"]
+    drop_rights(config["identity"], leave_root, isolated)
+    filtered = "seccomp" in layers and install_seccomp(config["filter"])
+    files = isolated or ("landlock" if confined and filtered else "")
+    level = "+".join(part for part in (files, "seccomp" * filtered) if part) or "rlimits"
+    if level not in config["accepted"]:
+        say("refused", level)
+        exit_now(0)
+    say("ready", level)
+    role(config["job"], say)
+    exit_now(0)
+
+
+def warden(config, role, isolated):
+    """Start the inner process, end it when its time is over, and report how it ended."""
+    _attempt("prctl", _PDEATHSIG, _SIGKILL, 0, 0, 0)
+    pid = os.fork()
+    if pid == 0:
+        try:
+            boxed_process(config, role, isolated)
+        finally:
+            os._exit(70)
+    tell, end, others = config["fds"]
+    close_all((tell, *others))  # so that whoever reads from the inner process sees when it has ended
+    timed_out = not wait_for(pid, config["wall_s"])
+    if timed_out:
+        os.kill(pid, _SIGKILL)
+    _, status, usage = os.wait4(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    os.write(end, f"{int(timed_out)} {code} {usage.ru_utime + usage.ru_stime}".encode())
+
+
+def close_all(fds):
+    for fd in fds:
+        os.close(fd)
 
 
 def wait_for(pid, seconds):
@@ -264,37 +331,29 @@ def kill_survivors():
             return
 
 
-def main(config):
-    """Entry point in the fresh interpreter; `config` is what `sandbox.py` sent."""
-    fd, nonce = config["result_fd"], config["nonce"]
-
-    def report(*fields, write=os.write):
-        clean = (str(f).replace("\x1e", " ").replace("\x1f", " ") for f in (nonce, *fields))
-        write(fd, ("\x1f".join(clean) + "\x1e").encode("utf-8", "backslashreplace"))
-
+def main(config, role):
+    """Entry point in the fresh interpreter; `config` is what `box.py` sent, `role(job, say)` what to run."""
     _attempt("prctl", _PDEATHSIG, _SIGKILL, 0, 0, 0)  # a harness that dies takes its programs with it
     _attempt("prctl", _SET_SUBREAPER, 1, 0, 0, 0)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    os.environ.pop("LD_LIBRARY_PATH", None)
-    isolated = "namespaces" in config["layers"] and enter_namespaces(config["workdir"], config["dirs"])
-    supervisor = os.getpid()
+    for name in ("LD_LIBRARY_PATH", "PWD"):  # the second is bubblewrap's
+        os.environ.pop(name, None)
+    isolated = "bwrap" if config["in_bwrap"] else ""
+    if not isolated and "namespaces" in config["layers"]:
+        isolated = "namespaces" * enter_namespaces(config["workdir"], config["dirs"], config["hidden"])
+    # From here on nobody of the same user may trace these processes or look into them through /proc.
+    _attempt("prctl", _SET_DUMPABLE, 0, 0, 0, 0)
     pid = os.fork()
     if pid == 0:
         try:
-            program_process(config, supervisor, isolated, report)
+            warden(config, role, isolated)
         finally:
-            os._exit(70)
+            os._exit(0)
     _signal.signal(_SIGTERM, lambda *_: os.kill(pid, _SIGKILL))  # the harness wants no more of it
-    timed_out = not wait_for(pid, config["wall_s"])
+    tell, end, others = config["fds"]
+    close_all((tell, end, *others))
+    os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     _signal.signal(_SIGTERM, _signal.SIG_IGN)  # the id may be somebody else's once it is reaped
-    if timed_out:
-        os.kill(pid, _SIGKILL)
-    _, status, usage = os.wait4(pid, 0)
     kill_survivors()
-    os.set_blocking(fd, False)  # a program that filled the pipe must not hold this process
-    try:
-        report("exit", int(timed_out), os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime)
-    except OSError:
-        sys.exit(1)  # the pipe is full, and so unreadable: the harness sees that nothing was reported
