@@ -1,8 +1,9 @@
 """A local HTTP server that answers each request with the next step of a script.
 
 A step is (status, body) or (status, body, headers), "reset", "drip" (a byte every 50 ms, never done),
-"endless" (a body without end), or a function of the state that returns such a step. Two headers are for
-this server alone: X-Cut says that 50 more bytes will come than do, X-Delay waits so many seconds first.
+"endless" (a body without end), or a function that returns such a step when given the state and the request.
+Two headers are for this server alone: X-Cut says that 50 more bytes will come than do, X-Delay waits so
+many seconds first.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class Handler(BaseHTTPRequestHandler):
             steps = state["steps"]
             step = steps.pop(0) if len(steps) > 1 else steps[0]
         if callable(step):
-            step = step(state)
+            step = step(state, body)
         self.reply(step)
 
     def reply(self, step):

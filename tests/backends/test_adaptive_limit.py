@@ -184,7 +184,7 @@ def test_refused_calls_go_before_new_ones():
 def test_a_server_with_little_room_answers_everything():
     """Over HTTP: a server that refuses the fifth call at once, and a worker file that allows sixteen."""
 
-    def crowded(state):
+    def crowded(state, body):
         with state["lock"]:
             state["open"] = state.get("open", 0) + 1
             state["peak"] = max(state.get("peak", 0), state["open"])

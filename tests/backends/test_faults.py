@@ -327,7 +327,7 @@ def by_turn(*steps):
     """Requests are answered by these steps in the order in which they come."""
     left = list(steps)
 
-    def step(state):
+    def step(state, body):
         with state["lock"]:
             return left.pop(0) if left else chat("none is left")
 

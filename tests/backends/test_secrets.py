@@ -38,7 +38,7 @@ def forms(key=KEY):
 def echo(status, form):
     """A server that sends the header it was given back, within a text."""
 
-    def step(state):
+    def step(state, body):
         key = state["headers"][-1]["Authorization"].removeprefix("Bearer ")
         text = f"Answer: 7. You sent {forms(key)[form]}!"
         return chat(text) if status == 200 else (status, text.encode())
@@ -89,7 +89,7 @@ def test_credentials_in_a_url_reach_no_error(caplog):
         finally:
             await backend.aclose()
 
-    def step(state):
+    def step(state, body):
         sent = state["headers"][-1]["Authorization"].removeprefix("Basic ")
         return 401, f"no {sent}, that is {base64.b64decode(sent).decode()}".encode()
 
