@@ -134,10 +134,14 @@ class WorkerPool:
         if model.api_key_env is None:
             return None
         key = os.environ.get(model.api_key_env, "").strip()
+        where = f"{self.config.source}: models.{model.name}.api_key_env: the environment variable "
         if not key:
+            raise LemonError(f"{where}{model.api_key_env} is not set")
+        if not (key.isascii() and key.isprintable()) or " " in key:
+            # The key itself stays out of the message.
             raise LemonError(
-                f"{self.config.source}: models.{model.name}.api_key_env: the environment variable "
-                f"{model.api_key_env} is not set"
+                f"{where}{model.api_key_env} holds no key: expected printable ASCII without spaces; "
+                "set it anew"
             )
         return key
 

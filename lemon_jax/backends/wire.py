@@ -6,7 +6,9 @@ import hashlib
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any
 
@@ -20,7 +22,20 @@ _OVERFLOW = re.compile(
     r"|context_length_exceeded|maximum context length",
     re.IGNORECASE,
 )
-_SECRET = re.compile(r"(?i)\bbearer\s+\S+|\bsk-[\w-]{8,}|(?<=://)[^/\s@]+@")
+# How these say how much was asked for and how much there is room for.
+_PROMPT_SIZE = re.compile(
+    r"(?:n_prompt_tokens\W{1,4}|resulted in |requested |request \(|keep the first |request has )(\d{1,9})",
+    re.IGNORECASE,
+)
+_CONTEXT_SIZE = re.compile(
+    r"(?:n_ctx\W{1,4}|maximum context length is |context length of only |available context size \()(\d{1,9})",
+    re.IGNORECASE,
+)
+# Of errors that come as 5xx or 200: the server, or who stands in front of it, has too much to do.
+_OVERLOADED = re.compile(
+    r"overloaded|too many requests|rate.?limit|no slot available|at capacity", re.IGNORECASE
+)
+_OVERLOAD_STATUSES = (429, 503, 529)
 # A prompt shorter than this fits every server's default context, so it is never judged as cut.
 _LONG_PROMPT_TOKENS = 512
 MANY = 1_000_000  # retries of a fault that only the client's own limit ends
@@ -33,7 +48,8 @@ class Fault(Exception):
     kind: str
     detail: str
     retries: int  # how often this kind may be tried again
-    wait_s: float | None = None  # the server's own Retry-After
+    wait_s: float | None = None  # the least to wait before that, as the server asks
+    overload: bool = False  # whether fewer calls at once may help
 
 
 def seed_of(request: Request) -> int:
@@ -43,7 +59,10 @@ def seed_of(request: Request) -> int:
 
 
 def chat_body(request: Request, model: str, extra_body: dict[str, Any]) -> dict[str, Any]:
-    """The JSON body of POST /chat/completions; `extra_body` wins over the standard keys."""
+    """The JSON body of POST /chat/completions; `extra_body` wins over the standard keys.
+
+    Replies are never streamed: a whole one carries its usage and cannot end half-way unnoticed.
+    """
     body: dict[str, Any] = {
         "model": model,
         "messages": [{"role": m.role, "content": m.content} for m in request.messages],
@@ -53,15 +72,7 @@ def chat_body(request: Request, model: str, extra_body: dict[str, Any]) -> dict[
     }
     if request.stop:
         body["stop"] = list(request.stop)
-    return body | extra_body
-
-
-def redact(text: str, api_key: str | None, limit: int = 200) -> str:
-    """One line of at most `limit` characters without the key or anything that looks like one."""
-    if api_key:
-        text = text.replace(api_key, "[redacted]")
-    # Cut only after redacting: half a key at the end would be beyond recognition, not beyond use.
-    return " ".join(_SECRET.sub("[redacted]", text).split())[:limit]
+    return body | extra_body | {"stream": False}
 
 
 def prompt_estimate(request: Request) -> int:
@@ -69,29 +80,40 @@ def prompt_estimate(request: Request) -> int:
     return sum(len(m.content) for m in request.messages) // 4
 
 
-def retry_after_s(value: str | None, now: float) -> float | None:
-    """Seconds to wait from a Retry-After header (RFC 9110 10.2.3), or None; `now` is Unix time."""
-    if not value:
-        return None
-    try:
-        seconds = float(value)
-    except ValueError:
+def retry_after_s(headers: Mapping[str, str], now: float) -> float | None:
+    """Seconds that a reply asks to wait, or None where it says nothing of use; `now` is Unix time.
+
+    Of `retry-after-ms` (milliseconds, hosted servers) and Retry-After (RFC 9110 10.2.3: seconds or a
+    date), the finer one counts. A time that has passed, zero, or a number that is none asks for nothing.
+    """
+    for name, unit in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
+        value = headers.get(name, "").strip()
         try:
-            seconds = parsedate_to_datetime(value).timestamp() - now
-        except (ValueError, TypeError, OverflowError):
-            return None
-    return max(0.0, seconds) if math.isfinite(seconds) else None
+            seconds = float(value) * unit
+        except ValueError:
+            seconds = _date(value) - now
+        if 0 < seconds < math.inf:
+            return seconds
+    return None
 
 
-def overflow_fault(text: str, parsed: Any) -> Fault | None:
+def _date(value: str) -> float:
+    """Unix time of an HTTP date, or NaN."""
+    try:
+        date = parsedate_to_datetime(value)
+        # A date without its zone is GMT like any other (RFC 9110 5.6.7), not this machine's time.
+        return (date if date.tzinfo else date.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, TypeError, OverflowError, IndexError):
+        return math.nan
+
+
+def overflow_fault(text: str) -> Fault | None:
     """The fault of a reply that says the prompt does not fit, or None."""
     if not _OVERFLOW.search(text):
         return None
-    error = parsed.get("error") if isinstance(parsed, dict) else None
-    sizes = error if isinstance(error, dict) else {}
-    n_prompt, n_ctx = sizes.get("n_prompt_tokens"), sizes.get("n_ctx")
-    if isinstance(n_prompt, int) and isinstance(n_ctx, int):
-        text = f"prompt of {n_prompt} tokens, context of {n_ctx}"
+    prompt, context = _PROMPT_SIZE.search(text), _CONTEXT_SIZE.search(text)
+    if prompt and context:
+        text = f"{prompt[1]} tokens where the context holds {context[1]}"
     return Fault(kind="context overflow", detail=text, retries=0)
 
 
@@ -99,10 +121,18 @@ def check_status(status: int, text: str, wait_s: float | None) -> None:
     """Raise the Fault of a reply whose HTTP status is not 200."""
     if status == 200:
         return
-    if fault := overflow_fault(text, parse_json(text)):
+    if fault := overflow_fault(text):
         raise fault
     transient = status in (408, 429) or status >= 500
-    raise Fault(kind=f"HTTP {status}", detail=text, retries=MANY if transient else 0, wait_s=wait_s)
+    # A quota that is used up says 429 too, but no wait within a request's time refills it.
+    hopeless = not transient or "insufficient_quota" in text
+    raise Fault(
+        kind=f"HTTP {status}",
+        detail=text,
+        retries=0 if hopeless else MANY,
+        wait_s=wait_s,
+        overload=status in _OVERLOAD_STATUSES or (status >= 500 and bool(_OVERLOADED.search(text))),
+    )
 
 
 def parse_json(text: str) -> Any:
@@ -122,17 +152,20 @@ def read_reply(text: str, request: Request, seconds: float) -> Reply:
     """
     parsed = parse_json(text)
     if not isinstance(parsed, dict):
+        if text.startswith(("data:", "event:")):
+            raise Fault(kind="streamed reply", detail=f"stream=false was asked for: {text}", retries=0)
         raise Fault(kind="malformed reply", detail=text, retries=MANY)
     choices = parsed.get("choices")
     if parsed.get("error"):
-        raise overflow_fault(text, parsed) or Fault(kind="server error", detail=text, retries=MANY)
+        raise overflow_fault(text) or _server_error(text)
     if not isinstance(choices, list) or not choices:
         raise Fault(kind="empty response", detail=text, retries=1)
     choice = choices[0] if isinstance(choices[0], dict) else {}
-    message = choice.get("message")
+    message, reason = choice.get("message"), choice.get("finish_reason")
+    if choice.get("error") or reason == "error":  # a router's way to pass on what its provider said
+        raise overflow_fault(text) or _server_error(text)
     if not isinstance(message, dict):
         raise Fault(kind="malformed reply", detail=text, retries=MANY)
-    reason = choice.get("finish_reason")
     if reason == "content_filter":
         raise Fault(kind="content filter", detail=str(message.get("refusal") or text), retries=0)
     content = _content(message.get("content"))
@@ -146,6 +179,22 @@ def read_reply(text: str, request: Request, seconds: float) -> Reply:
     finish: Finish = "length" if reason == "length" else "stop"
     return Reply(
         text=content, finish=finish, prompt_tokens=prompt_tokens, generated_tokens=generated, seconds=seconds
+    )
+
+
+def _server_error(text: str) -> Fault:
+    return Fault(kind="server error", detail=text, retries=MANY, overload=bool(_OVERLOADED.search(text)))
+
+
+def only_reasoned(text: str) -> bool:
+    """Whether a reply without content holds the worker's reasoning, in a field of its own."""
+    parsed = parse_json(text)
+    try:
+        message = parsed["choices"][0]["message"]
+    except (TypeError, KeyError, IndexError):
+        return False
+    return not _content(message.get("content")) and any(
+        _content(message.get(key)) for key in ("reasoning_content", "reasoning")
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 
 from lemon_jax.backends.model_files import PRESETS
-from lemon_jax.backends.wire import redact
+from lemon_jax.backends.redaction import is_variable_name, redact
 from lemon_jax.errors import LemonError
 
 LEVELS = ("small", "medium", "large")
@@ -23,6 +23,7 @@ class _Key:
     expected: str
     fits: Callable[[Any], bool]
     required: bool = False
+    secret: bool = False  # an unfit value may be a key by mistake, and is not shown
 
 
 def _text(required: bool = False) -> _Key:
@@ -48,18 +49,27 @@ def _number(high: float = math.inf, required: bool = False) -> _Key:
 
 
 def _is_address(value: Any) -> bool:
-    """Whether it is an HTTP address; one with a user or password is refused: keys have their own place."""
+    """Whether it is an HTTP address to which a path can be added.
+
+    One with a user, a password or a query is refused: keys have their own place.
+    """
     try:
         url = httpx.URL(value)
     except (httpx.InvalidURL, TypeError):
         return False
-    return url.scheme in ("http", "https") and bool(url.host) and not url.userinfo
+    plain = not (url.userinfo or url.query or url.fragment)
+    return url.scheme in ("http", "https") and bool(url.host) and plain
 
 
 _URL = _Key(
-    expected='an address such as "http://localhost:8000/v1"',
+    expected='an address such as "http://localhost:8000/v1", without user or query',
     fits=_is_address,
     required=True,
+)
+_VARIABLE = _Key(
+    expected="the name of an environment variable; the key itself has no place in a file",
+    fits=lambda v: isinstance(v, str) and is_variable_name(v),
+    secret=True,
 )
 _PRESET = _Key(expected=f"one of {', '.join(PRESETS)}", fits=lambda v: isinstance(v, str) and v in PRESETS)
 _FLAG = _Key(expected="true or false", fits=lambda v: isinstance(v, bool))
@@ -70,7 +80,7 @@ _KEYS: dict[str, dict[str, _Key]] = {
         "backend": _ANY,
         "base_url": _URL,
         "model": _text(required=True),
-        "api_key_env": _text(),
+        "api_key_env": _VARIABLE,
         "identity": _text(),
         "slots": _integer(1, 1024),
     },
@@ -156,6 +166,7 @@ def check_table(where: str, table: Any, kind: str, faults: Faults) -> dict[str, 
         if keys[name].fits(value):
             sound[name] = value
         else:
-            found = redact(repr(value), None, 80)  # an address may hold a password
+            # An address may hold a password.
+            found = "something else" if keys[name].secret else redact(repr(value), limit=80)
             faults.add(f"{where}.{name}: found {found}, expected {keys[name].expected}")
     return sound

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lemon_jax.backends import Message, Reply, Request, WorkerPool
 from lemon_jax.runtime.store import CallStore, call_key
@@ -13,6 +14,8 @@ from lemon_jax.runtime.store import CallStore, call_key
 # its sender was cancelled. All three as values: an exception set on a future that happens to have no
 # waiter would be reported as never retrieved.
 _Outcome = Reply | Exception | None
+# A server that takes no such call at all: nothing is known of the prefix, now and at any other time.
+_REFUSED = re.compile("HTTP 4(?!08|29)|context overflow|content filter")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +57,8 @@ class Caller:
         Args:
             requests: the calls; an infrastructure failure comes back as a reply with
                 `finish == "error"` and no tokens.
-            prefix: the text that the system message shares with all calls of its base role.
+            prefix: the text that the system message shares with all calls of its base role; where its
+                length cannot be measured, the calls have failed too.
             scope: who asks, for the accounting (see CallStore).
 
         Raises:
@@ -68,8 +72,17 @@ class Caller:
             replies |= await self._round(open_calls, scope)
             # A call whose sender was cancelled is left over, and asked again as this task's own.
             open_calls = {key: request for key, request in open_calls.items() if key not in replies}
-        shared = await self._prefix_tokens(requests[0].model, prefix) if prefix else 0
-        return [_count(key, replies[key], shared) for key in keys]
+        # Where a call has failed, nothing will be counted that needs the prefix.
+        if not prefix or any(replies[key].error for key in keys):
+            return [_count(key, replies[key], 0) for key in keys]
+        measured = await self._measure(requests[0].model, prefix)
+        if measured.reply.error and not _REFUSED.match(measured.reply.error):
+            # Without the measurement the cost would be another one than at the next attempt.
+            lost = replace(
+                measured.reply, error=f"{measured.reply.error} (measuring the role's fixed prefix)"
+            )
+            return [_count(key, lost, 0) for key in keys]
+        return [_count(key, replies[key], measured.prompt_tokens) for key in keys]
 
     async def _round(self, wanted: dict[str, Request], scope: str) -> dict[str, Reply]:
         """Look up, send, and wait for what others have sent already; in that order, so that no two wait
@@ -126,11 +139,11 @@ class Caller:
                 settle(key, unanswered)
         return out
 
-    async def _prefix_tokens(self, model: str, prefix: str) -> int:
-        """Prompt tokens of a role's fixed prefix, as the server counts them.
+    async def _measure(self, model: str, prefix: str) -> Call:
+        """The call whose prompt tokens are those of a role's fixed prefix, as the server counts them.
 
-        Measured once per model and role by a one-token call that holds nothing else, so that it
-        works with any server; it overstates by the chat template's few closing tokens.
+        Asked once per model and role: one token that holds nothing else, so that it works with any
+        server; it overstates by the chat template's few closing tokens.
         """
         probe = Request(
             model=model,
@@ -138,7 +151,7 @@ class Caller:
             max_tokens=1,
         )
         (call,) = await self.ask([probe], scope="prefix")
-        return call.prompt_tokens
+        return call
 
 
 def _count(key: str, reply: Reply, shared: int) -> Call:

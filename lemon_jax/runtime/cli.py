@@ -60,7 +60,7 @@ def run_spec(args: argparse.Namespace) -> int:
     reached; 2: something else to mend, in one line."""
     if args.spec == args.task == "-":
         raise LemonError("--task -: SPEC is read from standard input already; give one of them as a file")
-    spec = _read_spec(args.spec)
+    spec = read_spec(args.spec)
     if spec is None:
         return 1
     problem = _problem(args.task, args.options)
@@ -85,7 +85,7 @@ async def _run(
     return 1 if execution.infra_failed else 0
 
 
-def _read_spec(file: str) -> Spec | None:
+def read_spec(file: str) -> Spec | None:
     """The spec, repaired if need be; None, with its issues on stderr, where that is impossible."""
     name = "<stdin>" if file == "-" else file
     parsed = parse(read_text(file, name, READ_LIMIT))

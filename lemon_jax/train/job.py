@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import math
 import os
 import platform
-import subprocess
 import time
-from dataclasses import asdict, dataclass, field
-from pathlib import Path
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import jax
 
-from lemon_jax import __version__
 from lemon_jax.backends import Reply, WorkerPool
 from lemon_jax.bench import Dataset, Task
 from lemon_jax.extraction import read_answer
@@ -24,6 +20,7 @@ from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.spec import Parsed, baseline_names, baselines
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
+from lemon_jax.train.provenance import git_sha, versions, worker_facts
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, SUMMARY, TIMINGS, RunDir
 from lemon_jax.train.search import METHOD as BEST_FIXED
 from lemon_jax.train.search import Found, search_fixed
@@ -199,43 +196,16 @@ def _mean(values: list[float]) -> float | None:
 
 def manifest(config: RunConfig, dataset: Dataset, policy: Orchestrator, pool: WorkerPool) -> dict[str, Any]:
     """What a run was made of: enough to know whether two runs should agree."""
-    models = {level: capacity.model for level, capacity in pool.config.capacities.items()}
     return {
         "config": config.to_dict(),
         "config_sha256": config.sha256(),
         "seed": config.seed,
-        "git_sha": _git_sha(),
-        "versions": {"lemon_jax": __version__, "python": platform.python_version(), **_versions()},
+        "git_sha": git_sha(),
+        "versions": versions(PACKAGES),
         "device": f"{jax.devices()[0].device_kind} x {jax.device_count()}, {os.cpu_count()} cores",
         "platform": platform.platform(),
         "data": {"source": dataset.source, "sha256": dataset.sha256, "faults": list(dataset.faults)},
         "tokenizer_sha256": policy.tokenizer.sha256,
         "policy_sha256": params_sha256(policy.decoder),
-        "workers": {
-            "source": pool.config.source,
-            "capacities": models,
-            "identities": {level: pool.identity(level) for level in pool.config.capacities},
-            # Prices and samples decide rewards and requests as much as the weights do.
-            "settings": {level: asdict(capacity) for level, capacity in pool.config.capacities.items()},
-            "cost": asdict(pool.config.cost),
-        },
+        "workers": worker_facts(pool),
     }
-
-
-def _versions() -> dict[str, str]:
-    out = {}
-    for name in PACKAGES:
-        try:
-            out[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            out[name] = "not installed"
-    return out
-
-
-def _git_sha() -> str | None:
-    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
-    try:
-        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() or None

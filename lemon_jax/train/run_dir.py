@@ -18,6 +18,7 @@ from lemon_jax.errors import LemonError
 MANIFEST, METRICS, TIMINGS = "manifest.json", "metrics.jsonl", "timings.jsonl"
 EXECUTIONS, CALLS, SUMMARY = "executions.jsonl", "calls.sqlite", "summary.json"
 AFTER_TRAINING = ("search", "eval")  # phases of executions that belong to no step
+PART = ".part"  # the ending of a file while it is written
 
 
 class RunDir:
@@ -31,7 +32,8 @@ class RunDir:
         """A new run directory. Raises LemonError if the folder holds anything already."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            if any(path.iterdir()):
+            # What a kill left of a manifest that was being written is nothing of use.
+            if any(p.name != f"{MANIFEST}{PART}" for p in path.iterdir()):
                 raise LemonError(
                     f"{path}: the folder is not empty; continue that run with --resume {path}, "
                     "or choose another --out"
@@ -105,9 +107,12 @@ class RunDir:
 
     def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Append rows as JSON lines. NaN is an error: a log that other programs cannot read is none."""
-        text = "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
         with (self.path / name).open("a", encoding="utf-8") as file:
-            file.write(text)
+            file.write(_json_lines(rows))
+
+    def write_lines(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
+        """Replace a JSON-lines file by these rows, atomically."""
+        _replace(self.path / name, _json_lines(rows))
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """Rows of a JSON-lines file, without a last line that a kill cut short; [] if there is no file."""
@@ -142,8 +147,7 @@ class RunDir:
                     f"{self.path / name}:{number}: not a line of a run ({type(error).__name__}: {error}); "
                     "restore the run folder"
                 ) from error
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        _replace(self.path / name, text)
+        self.write_lines(name, rows)
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         _replace(self.path / name, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
@@ -155,8 +159,12 @@ class RunDir:
         self.cut(EXECUTIONS, lambda row: row["phase"] not in AFTER_TRAINING and row["step"] < step)
 
 
+def _json_lines(rows: Iterable[dict[str, Any]]) -> str:
+    return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
+
+
 def _replace(path: Path, text: str) -> None:
-    part = path.with_name(path.name + ".part")
+    part = path.with_name(path.name + PART)
     with part.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()

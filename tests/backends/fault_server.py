@@ -1,4 +1,10 @@
-"""A local HTTP server that answers each request with the next step of a script."""
+"""A local HTTP server that answers each request with the next step of a script.
+
+A step is (status, body) or (status, body, headers), "reset", "drip" (a byte every 50 ms, never done),
+"endless" (a body without end), or a function that returns such a step when given the state and the request.
+Two headers are for this server alone: X-Cut says that 50 more bytes will come than do, X-Delay waits so
+many seconds first.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +25,7 @@ def chat(text="hi", finish="stop", usage=(7, 2), **message):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # head and body go out in two writes
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -28,36 +35,47 @@ class Handler(BaseHTTPRequestHandler):
             state["headers"].append(dict(self.headers))
             steps = state["steps"]
             step = steps.pop(0) if len(steps) > 1 else steps[0]
+        if callable(step):
+            step = step(state, body)
+        self.reply(step)
+
+    def reply(self, step):
         if step == "reset":
             self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
             self.connection.close()
             self.close_connection = True
             return
         if step == "drip":
-            self.drip()
+            self.pour(b" ", 60, pause_s=0.05)
             return
-        status, content, *headers = step
+        if step == "endless":
+            self.pour(b" " * 65536, 10_000)
+            return
+        status, content, *more = step
+        headers = more[0] if more else {}
+        time.sleep(float(headers.get("X-Delay", 0)))
         data = content if isinstance(content, bytes) else json.dumps(content).encode()
         self.send_response(status)
-        for name, value in headers[0].items() if headers else ():
+        for name, value in headers.items():
             self.send_header(name, value)
-        declared = len(data) + (50 if headers and "X-Cut" in headers[0] else 0)
+        declared = len(data) + (50 if "X-Cut" in headers else 0)
         self.send_header("Content-Length", str(declared))
         if declared != len(data):
             self.close_connection = True
         self.end_headers()
         self.wfile.write(data)
 
-    def drip(self):
+    def pour(self, block, times, pause_s=0.0):
+        """Write a body block by block until it is done or nobody reads it any more."""
         self.close_connection = True
         self.send_response(200)
-        self.send_header("Content-Length", "1000")
+        self.send_header("Content-Length", str(1 << 40))
         self.end_headers()
         try:
-            for _ in range(60):
-                self.wfile.write(b" ")
+            for _ in range(times):
+                self.wfile.write(block)
                 self.wfile.flush()
-                time.sleep(0.05)
+                time.sleep(pause_s)
         except OSError:
             pass
 

@@ -25,6 +25,21 @@ def test_a_folder_that_holds_something_is_refused_and_left_as_it_was(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
 
 
+def test_a_kill_while_the_manifest_was_written_leaves_a_new_folder(tmp_path):
+    (tmp_path / f"{MANIFEST}.part").write_text('{"con')
+    run = RunDir.create(tmp_path, FACTS)
+    assert [p.name for p in run.path.iterdir()] == [MANIFEST]
+
+
+def test_lines_are_replaced_as_a_whole(run):
+    run.append(EXECUTIONS, [{"n": 1}])
+    run.write_lines(EXECUTIONS, [{"n": 2}, {"n": 3}])
+    assert run.read(EXECUTIONS) == [{"n": 2}, {"n": 3}]
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        run.write_lines(EXECUTIONS, [{"n": float("nan")}])
+    assert run.read(EXECUTIONS) == [{"n": 2}, {"n": 3}]
+
+
 def test_a_path_where_no_folder_can_be(tmp_path):
     file = tmp_path / "file"
     file.write_text("")

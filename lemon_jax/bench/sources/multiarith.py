@@ -1,9 +1,9 @@
 """MultiArith (Roy and Roth 2015): 600 problems of two steps, in one file without splits.
 
-Splits: those of the copies in common use, which are the 600 in the order of `random.Random(42).shuffle`, cut at
-420. (The file itself is sorted by kind of problem: cut in its own order, train and test would hold other kinds.)
-LEMON's table scores all 600; the family of G-Designer trains on 40 of them, drawn with seed 42, and scores the
-others. A task's id is its place in the file.
+Splits: those of the copies in common use, which are the 600 in the order of `random.Random(42).shuffle`,
+cut at 420. (The file itself is sorted by kind of problem: cut in its own order, train and test would hold
+other kinds.) LEMON's table scores all 600; the family of G-Designer trains on 40 of them, drawn with seed
+42, and scores the others. A task's id is its place in the file.
 """
 
 from dataclasses import replace

@@ -1,0 +1,48 @@
+"""What a run was made of, as its manifest says it; nothing here imports JAX."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+import subprocess
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lemon_jax import __version__
+from lemon_jax.backends import WorkerPool
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of this package, of Python, and of `packages`."""
+    out = {"lemon_jax": __version__, "python": platform.python_version()}
+    for name in packages:
+        try:
+            out[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            out[name] = "not installed"
+    return out
+
+
+def git_sha() -> str | None:
+    """The commit that this code is checked out at; None outside a repository."""
+    command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() or None
+
+
+def worker_facts(pool: WorkerPool) -> dict[str, Any]:
+    """The worker file, the weights behind each capacity, and what decides requests and costs."""
+    capacities = pool.config.capacities
+    return {
+        "source": pool.config.source,
+        "capacities": {level: capacity.model for level, capacity in capacities.items()},
+        "identities": {level: pool.identity(level) for level in capacities},
+        # Prices and samples decide rewards and requests as much as the weights do.
+        "settings": {level: asdict(capacity) for level, capacity in capacities.items()},
+        "cost": asdict(pool.config.cost),
+    }

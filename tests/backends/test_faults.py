@@ -1,0 +1,388 @@
+"""Servers at their worst: long waits, prompts they cannot hold, bodies that never end, late replies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from dataclasses import replace
+from email.utils import formatdate
+
+import pytest
+from fault_server import chat, serving
+from test_openai_backend import LONG, REQUEST, ask
+
+from lemon_jax.backends import OpenAIBackend
+from lemon_jax.backends.wire import overflow_fault, retry_after_s
+
+NOW = 784_111_777.0  # Sun, 06 Nov 1994 08:49:37 GMT, the example of RFC 9110
+
+
+def timed(steps, requests=(REQUEST,), **options):
+    start = time.monotonic()
+    replies, state = ask(steps, requests, **options)
+    return replies, state, time.monotonic() - start
+
+
+# Retry-After
+
+
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"retry-after": "2"}, 2.0),
+        ({"retry-after": " 2.5 "}, 2.5),
+        ({"retry-after": "Sun, 06 Nov 1994 08:50:07 GMT"}, 30.0),
+        ({"retry-after": "Sunday, 06-Nov-94 08:50:07 GMT"}, 30.0),  # the two obsolete forms
+        ({"retry-after": "Sun Nov  6 08:50:07 1994"}, 30.0),
+        ({"retry-after": "Sun, 06 Nov 1994 09:50:07 +0100"}, 30.0),
+        ({"retry-after": "Sun, 06 Nov 1994 08:49:07 GMT"}, None),
+        ({"retry-after": "0"}, None),
+        ({"retry-after": "-5"}, None),
+        ({"retry-after": "nan"}, None),
+        ({"retry-after": "inf"}, None),
+        ({"retry-after": "1e999"}, None),
+        ({"retry-after": "1e12"}, 1e12),
+        ({"retry-after": "soon"}, None),
+        ({"retry-after": ""}, None),
+        ({"retry-after": "Sun, 99 Nov 1994 99:99:99 GMT"}, None),
+        ({"retry-after": "Sun, 06 Nov 999999999999 08:49:37 GMT"}, None),
+        ({"retry-after": "1" * 400}, None),
+        ({}, None),
+        ({"retry-after-ms": "1500"}, 1.5),
+        ({"retry-after-ms": "1500", "retry-after": "2"}, 1.5),
+        ({"retry-after-ms": "never", "retry-after": "2"}, 2.0),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Auckland"])
+def test_retry_after_forms(headers, seconds, zone, monkeypatch):
+    monkeypatch.setenv("TZ", zone)
+    time.tzset()
+    try:
+        assert retry_after_s(headers, NOW) == (None if seconds is None else pytest.approx(seconds))
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize("headers", [{"Retry-After": "0.4"}, {"Retry-After-Ms": "400"}], ids=str)
+def test_the_wait_that_a_server_asks_for(status, headers):
+    (reply,), state, seconds = timed([(status, b"slow down", headers), chat("5")])
+    assert (reply.text, len(state["bodies"])) == ("5", 2)
+    assert 0.4 <= seconds < 5
+
+
+def test_a_wait_until_a_date():
+    (reply,), _, seconds = timed(
+        [(429, b"", {"Retry-After": formatdate(time.time() + 2, usegmt=True)}), chat("5")]
+    )
+    assert reply.text == "5"
+    assert 0.9 <= seconds < 5  # a date has whole seconds
+
+
+@pytest.mark.parametrize("asked", ["Sun, 06 Nov 1994 08:49:37 GMT", "0", "-1", "soon", "nan", None])
+def test_a_wait_of_no_use_is_replaced_by_backoff(asked):
+    refusal = (429, b"slow down", {} if asked is None else {"Retry-After": asked})
+    (reply,), state, seconds = timed([refusal, refusal, chat("5")])
+    assert (reply.text, len(state["bodies"])) == ("5", 3)
+    assert seconds < 2
+
+
+@pytest.mark.parametrize("asked", ["3600", "1e12"])
+def test_a_wait_beyond_the_deadline_fails_at_once(asked):
+    (reply,), state, seconds = timed([(429, b"slow down", {"Retry-After": asked})], timeout_s=5.0)
+    assert reply.error == f"HTTP 429: the server asks to wait {float(asked):g} s: slow down"
+    assert len(state["bodies"]) == 1
+    assert seconds < 2
+
+
+def test_a_quota_that_is_used_up_is_not_asked_again():
+    body = {"error": {"message": "You exceeded your current quota", "code": "insufficient_quota"}}
+    (reply,), state, _ = timed([(429, body)])
+    assert reply.error.startswith("HTTP 429: ")
+    assert len(state["bodies"]) == 1
+
+
+def test_backoff_grows_and_repeats():
+    backend = OpenAIBackend("http://127.0.0.1:9/v1", "m")
+    fault = overflow_fault("maximum context length")
+    waits = [backend._wait_s(REQUEST, attempt, fault) for attempt in range(12)]
+    assert waits == [backend._wait_s(REQUEST, attempt, fault) for attempt in range(12)]
+    assert all(0.5 * 2**i <= wait * 2 <= 3 * 0.5 * 2**i for i, wait in enumerate(waits[:6]))
+    assert max(waits) <= 45
+    assert waits[0] != backend._wait_s(LONG, 0, fault)
+    asyncio.run(backend.aclose())
+
+
+# Context overflow: llama.cpp (two ages), LM Studio, Ollama, OpenAI, vLLM
+
+OVERFLOWS = {
+    "llama.cpp 400": (
+        400,
+        {
+            "error": {
+                "code": 400,
+                "message": "the request exceeds the available context size, try increasing it",
+                "type": "exceed_context_size_error",
+                "n_prompt_tokens": 7030,
+                "n_ctx": 2048,
+            }
+        },
+        (7030, 2048),
+    ),
+    "llama.cpp sentence": (
+        400,
+        {"error": {"message": "request (7030 tokens) exceeds the available context size (2048 tokens)"}},
+        (7030, 2048),
+    ),
+    "llama.cpp 500": (
+        500,
+        {"error": {"message": "the request exceeds the available context size. try increasing it"}},
+        None,
+    ),
+    "LM Studio": (
+        200,
+        {
+            "error": "Trying to keep the first 111490 tokens when context the overflows. However, the model "
+            "is loaded with context length of only 4096 tokens"
+        },
+        (111490, 4096),
+    ),
+    "Ollama": (400, {"error": {"message": "input length exceeds the context length"}}, None),
+    "OpenAI": (
+        400,
+        {
+            "error": {
+                "message": "This model's maximum context length is 4097 tokens. However, your messages "
+                "resulted in 5012 tokens.",
+                "code": "context_length_exceeded",
+            }
+        },
+        (5012, 4097),
+    ),
+    "vLLM": (
+        400,
+        {
+            "object": "error",
+            "message": "This model's maximum context length is 4096 tokens. However, you requested 4500 "
+            "tokens (4000 in the messages, 500 in the completion).",
+            "code": 400,
+        },
+        (4500, 4096),
+    ),
+    "code alone": (400, {"error": {"code": "context_length_exceeded"}}, None),
+}
+
+
+@pytest.mark.parametrize(("status", "body", "sizes"), OVERFLOWS.values(), ids=OVERFLOWS)
+def test_context_overflow_is_told_apart_and_not_retried(status, body, sizes):
+    (reply,), state, _ = timed([(status, body), chat("5")])
+    assert (reply.finish, reply.text) == ("error", "")
+    if sizes:
+        assert reply.error == "context overflow: {} tokens where the context holds {}".format(*sizes)
+    else:
+        assert reply.error.startswith("context overflow: ")
+    assert len(state["bodies"]) == 1
+
+
+def test_overflow_as_200_without_any_token():
+    (reply,), state, _ = timed([chat("", usage=(5000, 0))], [LONG])
+    assert reply.error == "context overflow: status 200 without a single token"
+    assert len(state["bodies"]) == 1
+    (short,), _, _ = timed([chat("", usage=(5, 0))])
+    assert (short.finish, short.text) == ("stop", "")
+
+
+def test_words_of_overflow_in_a_reply_are_just_words():
+    text = "It exceeds the available context size of 5 apples."
+    (reply,), _, _ = timed([chat(text)])
+    assert (reply.finish, reply.text) == ("stop", text)
+
+
+# Bodies
+
+
+@pytest.mark.parametrize("step", ["drip", (200, b"", {"X-Delay": "3"})], ids=["drip", "silence"])
+def test_the_deadline_holds_whatever_the_server_does(step):
+    (reply,), _, seconds = timed([step], timeout_s=0.6)
+    assert reply.error.startswith("timeout: no reply in 0.6 s")
+    assert 0.6 <= seconds < 2
+    assert 0.5 < reply.seconds < 2
+
+
+def test_a_body_without_end_is_cut_off():
+    (reply,), state, seconds = timed(["endless", chat("5")])
+    assert (reply.text, len(state["bodies"])) == ("5", 2)
+    (reply,), _, seconds = timed(["endless"])
+    assert reply.error == "malformed reply: more than 16777216 bytes"
+    assert seconds < 20
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        {"Content-Type": "application/json; charset=base64"},
+        {"Content-Type": "text/html; charset=nonsense"},
+        {"Content-Encoding": "br-x"},
+        {"X-Note": "\xe9"},
+    ],
+    ids=str,
+)
+def test_odd_headers_are_no_fault(head):
+    (reply,), _, _ = timed([(*chat("é 5"), head)])
+    assert reply.text == "é 5"
+
+
+def test_a_byte_order_mark_is_no_fault():
+    status, body = chat("5")
+    (reply,), _, _ = timed([(status, b"\xef\xbb\xbf" + json.dumps(body).encode())])
+    assert reply.text == "5"
+
+
+def test_a_body_that_is_not_what_its_encoding_says():
+    (reply,), state, _ = timed([(200, b"not gzip", {"Content-Encoding": "gzip"}), chat("5")])
+    assert (reply.text, len(state["bodies"])) == ("5", 2)
+
+
+# Replies
+
+
+def test_streaming_is_never_asked_for():
+    (reply,), state, _ = timed([chat("5")], extra_body={"stream": True})
+    assert reply.text == "5"
+    assert [body["stream"] for body in state["bodies"]] == [False]
+
+
+def test_a_stream_all_the_same_is_named():
+    chunk = 'data: {"choices": [{"delta": {"content": "5"}}]}\n\ndata: [DONE]\n\n'
+    (reply,), state, _ = timed([(200, chunk.encode(), {"Content-Type": "text/event-stream"})])
+    assert reply.error.startswith("streamed reply: stream=false was asked for: data: {")
+    assert len(state["bodies"]) == 1
+
+
+@pytest.mark.parametrize("field", ["reasoning_content", "reasoning"])
+@pytest.mark.parametrize("finish", ["length", "stop"])
+def test_reasoning_alone_is_no_answer_and_is_warned_of_once(field, finish, caplog):
+    step = chat(None, finish=finish, usage=(7, 64), **{field: "2 + 3 is 5. Answer: 5"})
+    with caplog.at_level(logging.WARNING):
+        replies, _, _ = timed([step], [replace(REQUEST, sample_index=i) for i in range(3)])
+    assert {(r.text, r.finish, r.generated_tokens) for r in replies} == {("", finish, 64)}
+    (record,) = caplog.records
+    assert "reasoning and no answer" in record.message
+    assert "max_tokens" in record.message
+
+
+def test_an_empty_reply_without_reasoning_is_not_warned_of(caplog):
+    with caplog.at_level(logging.WARNING):
+        timed([chat("")])
+        timed([chat("5", reasoning_content="2 + 3")])
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "choice",
+    [
+        {"finish_reason": "error", "message": {"content": ""}},
+        {"error": {"message": "provider is overloaded"}, "message": {"content": "half"}},
+    ],
+)
+def test_a_routers_error_within_a_choice_is_retried(choice):
+    (reply,), state, _ = timed([(200, {"choices": [choice]}), chat("5")])
+    assert (reply.text, len(state["bodies"])) == ("5", 2)
+
+
+@pytest.mark.parametrize(
+    "usage",
+    [
+        None,
+        [],
+        {},
+        {"prompt_tokens": None},
+        {"prompt_tokens": -1, "completion_tokens": 2.5},
+        {"prompt_tokens": True},
+    ],
+)
+def test_usage_that_says_nothing_is_unknown(usage):
+    status, body = chat("5")
+    (reply,), _, _ = timed([(status, body | {"usage": usage})])
+    assert (reply.text, reply.prompt_tokens, reply.generated_tokens) == ("5", None, None)
+
+
+@pytest.mark.parametrize(
+    "choices",
+    [[None], ["5"], [[]], {"0": {}}, "none", [{"message": "5"}], [{"message": None}], [{"text": "5"}]],
+)
+def test_choices_of_another_shape_are_no_reply(choices):
+    (reply,), _, _ = timed([(200, {"choices": choices})])
+    assert reply.error.split(":")[0] in ("malformed reply", "empty response")
+
+
+# Late replies
+
+
+def by_turn(*steps):
+    """Requests are answered by these steps in the order in which they come."""
+    left = list(steps)
+
+    def step(state, body):
+        with state["lock"]:
+            return left.pop(0) if left else chat("none is left")
+
+    return step
+
+
+def test_a_late_reply_counts_if_it_is_the_first():
+    late = (*chat("first", usage=(7, 1)), {"X-Delay": "0.5"})
+    never = (*chat("second", usage=(7, 2)), {"X-Delay": "1.9"})
+    (reply,), state, seconds = timed([by_turn(late, never)], timeout_s=0.8)  # the second goes out after 0.4 s
+    assert (reply.text, reply.generated_tokens, len(state["bodies"])) == ("first", 1, 2)
+    assert 0.5 <= seconds < 0.8 + 1.5  # the server's threads are waited for
+    assert reply.seconds < 0.8
+
+
+def test_a_late_reply_is_nobodys_when_another_came_before():
+    late = (*chat("first"), {"X-Delay": "0.9"})
+
+    async def run(url):
+        backend = OpenAIBackend(url + "/v1", "m", timeout_s=0.8, max_concurrency=1)
+        texts = []
+        try:
+            for index in range(8):
+                request = replace(REQUEST, sample_index=index)
+                texts += [reply.text async for _, reply in backend.generate([request])]
+                await asyncio.sleep(0.1)
+        finally:
+            await backend.aclose()
+        return texts
+
+    with serving(steps=[by_turn(late, *(chat(f"reply {i}") for i in range(8)))]) as (url, state):
+        texts = asyncio.run(run(url))
+    assert texts == [f"reply {i}" for i in range(8)]
+    assert len(state["bodies"]) == 9
+    assert state["bodies"][0] == state["bodies"][1]
+
+
+def test_a_second_attempt_may_fail_while_the_first_goes_on():
+    late = (*chat("first"), {"X-Delay": "0.7"})
+    (reply,), _, _ = timed(
+        [by_turn(late, (503, b"busy"), *[(*chat("third"), {"X-Delay": "2"})] * 9)], timeout_s=1.0
+    )
+    assert reply.text == "first"
+
+
+def test_the_last_attempt_may_take_the_time_that_is_left():
+    (reply,), state, _ = timed([*[(500, b"oops")] * 4, (*chat("5"), {"X-Delay": "0.7"})], timeout_s=1.0)
+    assert (reply.text, len(state["bodies"])) == ("5", 5)
+
+
+def test_waiting_for_a_turn_is_no_part_of_a_requests_time():
+    """One slot, and calls that together take three times what one may take."""
+    requests = [replace(REQUEST, sample_index=i) for i in range(6)]
+    replies, _, seconds = timed(
+        [(*chat("5"), {"X-Delay": "0.3"})], requests, timeout_s=0.9, max_concurrency=1
+    )
+    assert {reply.text for reply in replies} == {"5"}
+    assert seconds >= 1.8
