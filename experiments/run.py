@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINTS = ROOT / "checkpoints"
 PRESETS = Path(__file__).resolve().parent / "presets"
+BENCHES = ("aqua", "gsm8k", "humaneval", "mmlu", "multiarith", "svamp")  # bench.SOURCES, not yet imported
 EXIT_FAULT, EXIT_INTERRUPTED = 2, 130
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
@@ -37,7 +38,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--bench", help="aqua or multiarith (required unless --resume)")
+    add("--bench", metavar="NAME", help=f"{', '.join(BENCHES)}, or all (required unless --resume)")
+    add("--protocol", metavar="NAME", help="full, lemon or gdesigner: task sets, reading of answers (full)")
     add("--preset", default=None, metavar="NAME", help="default, full, paper, or a TOML file (default)")
     add(
         "--workers",
@@ -63,6 +65,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
     add("--no-counterfactual", action="store_true", help="train by GRPO alone (off)")
     add("--fresh", action="store_true", help="ignore the shipped recordings of worker calls (off)")
+    add("--accept-isolation", metavar="LEVEL", help="lowest for an answer's code (namespaces+seccomp)")
     add("--allow-unsandboxed", action="store_true", help="run programs without an isolating kernel (off)")
     return parser.parse_args(argv)
 
@@ -77,7 +80,7 @@ def main(argv: list[str] | None = None) -> int:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        return run(args)
+        return run_all(args) if args.bench == "all" else run(args)
     except LemonError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAULT
@@ -99,12 +102,25 @@ def run(args: argparse.Namespace) -> int:
     from lemon_jax.orchestrator import Orchestrator
     from lemon_jax.report import RunProgress, write_report
     from lemon_jax.report.cli import print_results
+    from lemon_jax.runtime.tools import require
     from lemon_jax.train.job import Job, manifest
     from lemon_jax.train.run_dir import EXECUTIONS, RunDir
 
     config, earlier = _config(args)
     with RunProgress() as progress:
-        dataset = load(config.bench, data_dir=args.data, on_progress=_data_progress(progress))
+        dataset = load(
+            config.bench,
+            protocol=config.protocol,
+            data_dir=args.data,
+            on_progress=_data_progress(progress),
+        )
+        if config.steps and not dataset.train:
+            raise LemonError(
+                f"the {config.protocol} protocol scores every task of {config.bench} and leaves none to "
+                "train on; evaluate a policy with --steps 0"
+            )
+        if dataset.test[0].kind == "code":
+            require(config.accept_isolation)
         if dataset.banner:
             progress.note(dataset.banner)
         policy = Orchestrator.load(_policy_folder(config.policy))
@@ -151,6 +167,33 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_all(args: argparse.Namespace) -> int:
+    """Every bench in a folder of its own, then one table. The same command with the same --out goes on."""
+    from lemon_jax.errors import LemonError
+    from lemon_jax.report.cli import print_results
+    from lemon_jax.train.run_dir import MANIFEST, SUMMARY, RunDir
+
+    if args.resume is not None:
+        raise LemonError("--bench all goes on by the same command with the same --out; leave out --resume")
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    root = args.out or Path("runs") / f"all-{args.preset or 'default'}-s{args.seed or 0}-{stamp}"
+    summaries = []
+    for bench in BENCHES:
+        folder = root / bench
+        if not (folder / SUMMARY).exists():
+            print(f"== {bench}", file=sys.stderr)
+            one = {"bench": bench, "out": folder}
+            if (folder / MANIFEST).exists():
+                kept = ("data", "fresh", "allow_unsandboxed")  # all else is in the manifest
+                one = vars(parse_arguments(["--resume", str(folder)])) | {k: getattr(args, k) for k in kept}
+            run(argparse.Namespace(**vars(args) | one))
+        summaries.append(RunDir(folder).read_json(SUMMARY))
+    rows = [row for summary in summaries for row in summary["eval"]]
+    print_results({"bench": "all", "workers": summaries[0]["workers"], "eval": rows}, [])
+    print(f"runs: {root}")
+    return 0
+
+
 def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any] | None]:
     """The run's configuration, and the manifest of the run that is resumed."""
     from lemon_jax.errors import LemonError
@@ -159,7 +202,7 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any] | None]
     from lemon_jax.train.run_dir import RunDir
 
     names = ("workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed")
-    names += ("baselines", "search_tokens")
+    names += ("baselines", "search_tokens", "protocol", "accept_isolation")
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     given |= {"best_fixed": True} if args.best_fixed else {}
     if args.resume is not None:
@@ -177,7 +220,7 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any] | None]
                 "resume it with that version"
             ) from error
     if args.bench is None:
-        raise LemonError("--bench is missing; give --bench aqua or --bench multiarith")
+        raise LemonError("--bench is missing; give --bench aqua, or another one, or all")
     name = args.preset or "default"
     preset = Path(name) if name.endswith(".toml") else PRESETS / f"{name}.toml"
     config = replace(load_preset(preset, args.bench), **given)

@@ -152,7 +152,7 @@ def _pairs(tasks: list[Task], args: argparse.Namespace) -> list[tuple[str, str]]
     rng = random.Random(f"teacher-{args.seed}")
     if args.teacher == "sampler":
         return [
-            (t.prompt(), dump(write_spec(t.question, t.options, rng)))
+            (t.prompt(), dump(write_spec(t.question, t.options, rng, family=t.family, subject=t.subject)))
             for t in tasks
             for _ in range(args.specs_per_task)
         ]

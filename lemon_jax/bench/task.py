@@ -28,6 +28,13 @@ class Task:
     entry_point: str = ""
     test: str = ""
 
+    @property
+    def family(self) -> Literal["math", "knowledge", "code"]:
+        """What kind of work it asks for: a value, facts, or a function."""
+        if self.kind == "code":
+            return "code"
+        return "knowledge" if self.subject else "math"
+
     def prompt(self) -> str:
         """What a worker and the policy read: the question, then one option a line as `A) text`."""
         options = (f"{letter}) {text}" for letter, text in zip(LETTERS, self.options, strict=False))

@@ -223,4 +223,5 @@ def _run_tool(base: AgentRun, role: BaseRole, problem: Problem, parents: list[Ag
         answer = next((letter for letter in found if letter is not None), None)
     if answer is None:
         return replace(base, status=Status.NO_ANSWER, note=f"{role.name}: no dependency gave a usable answer")
-    return replace(base, output=f"Answer: {answer}", answer=answer)
+    # A program is no line of text: it is handed on as it is.
+    return replace(base, output=answer if problem.entry_point else f"Answer: {answer}", answer=answer)

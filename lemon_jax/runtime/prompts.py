@@ -14,7 +14,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
 class Problem(Protocol):
-    """What the runtime needs of a task; any object with these two attributes will do."""
+    """What the runtime needs of a task; any object with these attributes will do."""
 
     @property
     def question(self) -> str: ...
@@ -24,6 +24,11 @@ class Problem(Protocol):
         """Option texts without their letters; empty where the task has no options."""
         ...
 
+    @property
+    def entry_point(self) -> str:
+        """The name of the function that is asked for; empty where none is."""
+        ...
+
 
 @dataclass(frozen=True, kw_only=True)
 class TextProblem:
@@ -31,6 +36,7 @@ class TextProblem:
 
     question: str
     options: tuple[str, ...] = ()
+    entry_point: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,6 +4,7 @@
 contrasts train the policy, `order` and its kin the graph that the runtime executes.
 """
 
+from .base_role import BaseRole, Family
 from .baselines import DEFAULT_BASELINES, baseline_names, baselines
 from .dag import descendants, edges, layers, order
 from .dump import dump
@@ -11,7 +12,7 @@ from .edits import FAMILIES, Edit, applicable
 from .errors import Issue, format_issue, format_path
 from .parse import Parsed, parse, parse_strict
 from .reader import MAX_AGENTS, MAX_BYTES, MAX_DEPTH
-from .roles import ROLES, BaseRole
+from .roles import ROLES
 from .schema import json_schema
 from .types import CAPACITIES, VERSION, Agent, Spec
 
@@ -27,6 +28,7 @@ __all__ = [
     "Agent",
     "BaseRole",
     "Edit",
+    "Family",
     "Issue",
     "Parsed",
     "Spec",

@@ -1,8 +1,8 @@
 """The fixed orchestrations that a learned one is compared with. They are specs like any other.
 
 All run at one capacity (medium by default), so that a comparison is one of orchestration, not of
-worker models. None knows the bench: solver and inspector answer with a letter where the task has
-options and with a value where it has none.
+worker models. None knows the bench; which roles solve, check and answer at once depends on the family
+of the task alone: see `_CAST`.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from ..errors import LemonError
+from .base_role import Family
 from .roles import ROLES
 from .types import Agent, Spec
 
@@ -20,7 +21,16 @@ RANDOM_AGENTS = 4
 DEFAULT_BASELINES = ("vanilla", "cot", "sc", "chain", "complete")
 
 
-def baselines(capacity: str = "medium", *, seed: int = 0) -> dict[str, Spec]:
+# Who answers at once, who solves, who checks.
+_CAST: dict[Family, tuple[str, str, str]] = {
+    "math": ("answerer", "math_solver", "inspector"),
+    "knowledge": ("answerer", "knowledge_expert", "critic"),
+    "code": ("coder", "coder", "bug_fixer"),
+}
+_PLAN_FIRST = "Write the steps of the algorithm as comments, then the code of each."  # cot, of a coder
+
+
+def baselines(capacity: str = "medium", *, seed: int = 0, family: Family = "math") -> dict[str, Spec]:
     """Name to spec, in the order of the results table; `seed` draws the graph of "random".
 
     vanilla: one agent answers at once. cot: one reasons step by step. sc: five samples of cot and a
@@ -29,10 +39,10 @@ def baselines(capacity: str = "medium", *, seed: int = 0) -> dict[str, Spec]:
     and a root that reads both. complete: three agents, each reading all before it. random: see
     `_random`. debate, debate3: see `_debate`.
     """
-    solver, inspector = "math_solver", "inspector"
+    direct, solver, inspector = _CAST[family]
     return {
-        "vanilla": _spec([_agent(1, "answerer", capacity)]),
-        "cot": _spec([_agent(1, solver, capacity)]),
+        "vanilla": _spec([_agent(1, direct, capacity)]),
+        "cot": _spec([_agent(1, solver, capacity, duty=_PLAN_FIRST if direct == solver else "")]),
         "sc": _spec(
             [_agent(i, solver, capacity) for i in range(1, SC_SAMPLES + 1)]
             + [_agent(SC_SAMPLES + 1, "majority_vote", "small", range(1, SC_SAMPLES + 1))]
@@ -59,9 +69,9 @@ def baselines(capacity: str = "medium", *, seed: int = 0) -> dict[str, Spec]:
                 _agent(3, solver, capacity, [1, 2]),
             ]
         ),
-        "random": _random(capacity, seed),
-        "debate": _debate(capacity, debaters=2),
-        "debate3": _debate(capacity, debaters=3),
+        "random": _random(capacity, seed, solver, inspector),
+        "debate": _debate(capacity, 2, solver, inspector),
+        "debate3": _debate(capacity, 3, solver, inspector),
     }
 
 
@@ -88,7 +98,7 @@ def baseline_names(text: str) -> tuple[str, ...]:
     return tuple(name for name in known if name in words)
 
 
-def _random(capacity: str, seed: int) -> Spec:
+def _random(capacity: str, seed: int, solver: str, inspector: str) -> Spec:
     """A seeded random graph: each agent reads each earlier one with probability 1/2.
 
     Who reads nobody solves, others solve or inspect; the last one solves and also reads all whom
@@ -102,12 +112,12 @@ def _random(capacity: str, seed: int) -> Spec:
         unread -= parents
         last = number == RANDOM_AGENTS
         parents |= unread if last else set()
-        role = rng.choice(("math_solver", "inspector")) if parents and not last else "math_solver"
+        role = rng.choice((solver, inspector)) if parents and not last else solver
         agents.append(_agent(number, role, capacity, sorted(parents)))
     return _spec(agents)
 
 
-def _debate(capacity: str, *, debaters: int, rounds: int = 2) -> Spec:
+def _debate(capacity: str, debaters: int, solver: str, inspector: str, rounds: int = 2) -> Spec:
     """Multi-agent debate (Du et al. 2023, arXiv 2305.14325): rounds are layers, then a judge decides.
 
     In the first round everyone solves alone; in each later one everyone reads all solutions of the
@@ -120,11 +130,9 @@ def _debate(capacity: str, *, debaters: int, rounds: int = 2) -> Spec:
         for i in range(debaters):
             own = f"a{before[i]}" if before else ""
             duty = f"Compare your solution {own} with the others, then correct or defend it." if own else ""
-            agents.append(
-                _agent(first + i, "math_solver", capacity, before, name=f"Debater {i + 1}", duty=duty)
-            )
+            agents.append(_agent(first + i, solver, capacity, before, name=f"Debater {i + 1}", duty=duty))
         before = list(range(first, first + debaters))
-    return _spec([*agents, _agent(len(agents) + 1, "inspector", capacity, before, name="Judge")])
+    return _spec([*agents, _agent(len(agents) + 1, inspector, capacity, before, name="Judge")])
 
 
 def _agent(

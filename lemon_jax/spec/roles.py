@@ -7,27 +7,9 @@ written for this library; none is taken from a benchmark.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
-
-Tool = Literal["none", "calculator", "program", "nearest_option", "majority_vote"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class BaseRole:
-    """One entry of the library."""
-
-    name: str  # the identifier a spec writes, e.g. "equation_writer"
-    title: str  # the default agent name, e.g. "Equation writer"
-    default_duty: str  # one sentence; what rolling a duty back to the base role restores
-    llm: bool = True  # False: a tool alone, which costs no worker call
-    tool: Tool = "none"  # what the reply (or, for a tool alone, the dependencies' answers) is handed to
-    prompt: str = ""  # fixed system prompt with worked examples; the duty is written behind it
-    cue: str = ""  # last line of the user message, where the reply begins
-    sees_options: bool = True  # whether the options of a choice task are shown to this role
-    max_tokens: int = 0  # upper bound of one reply; a capacity may lower it
-    stop: tuple[str, ...] = ()
-
+from .base_role import BaseRole
+from .code_roles import CODE_ROLES
+from .knowledge_roles import KNOWLEDGE_ROLES
 
 _EQUATION_WRITER = """\
 You turn a word problem into one arithmetic expression. Reply with the expression alone: numbers, + - * / \
@@ -139,7 +121,7 @@ You choose the right option of a multiple-choice problem, using the work of othe
 with `Answer: ` and one letter, and nothing else.
 """
 
-_LIBRARY = (
+_MATH_ROLES = (
     BaseRole(
         name="answerer",
         title="Answerer",
@@ -218,4 +200,5 @@ _LIBRARY = (
     ),
 )
 
-ROLES: dict[str, BaseRole] = {role.name: role for role in _LIBRARY}
+ROLES: dict[str, BaseRole] = {role.name: role for role in (*_MATH_ROLES, *KNOWLEDGE_ROLES, *CODE_ROLES)}
+"""Every base role by the name that a spec writes."""

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from lemon_jax.spec import DEFAULT_BASELINES
+from lemon_jax.train.grading import ISOLATION, Grader
 from lemon_jax.train.rewards import RewardConfig
 
 
@@ -31,6 +32,7 @@ class RunConfig:
     """All that decides a run's numbers. Where it is written, and whether recordings serve it, does not."""
 
     bench: str
+    protocol: str = "full"  # which splits are trained and evaluated on, and by which rule answers are read
     preset: str = "default"
     workers: str = "embedded"
     policy: str = "warmstart"
@@ -40,6 +42,7 @@ class RunConfig:
     group: int = 4
     edits_per_step: int = 4  # counterfactual executions a step; 0 without counterfactuals
     eval_tasks: int = 50
+    accept_isolation: str = ISOLATION  # the lowest under which an answer's code may run
     baselines: str = ",".join(DEFAULT_BASELINES)  # to evaluate beside the policy; also "all" and "none"
     best_fixed: bool = False  # search the best fixed spec and evaluate it too
     search_candidates: int = 16
@@ -51,6 +54,11 @@ class RunConfig:
     @property
     def specs_per_step(self) -> int:
         return self.tasks_per_step * self.group
+
+    @property
+    def grader(self) -> Grader:
+        extractor = "gdesigner" if self.protocol == "gdesigner" else "lemon"
+        return Grader(extractor=extractor, accept_isolation=self.accept_isolation)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -9,9 +9,10 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lemon_jax.bench import Grade, Task, grade, wilson
+from lemon_jax.bench import Grade, Task, wilson
 from lemon_jax.runtime import AgentRun, CallStore, Execution, Executor
 from lemon_jax.spec import Edit, Parsed, Spec, dump, parse
+from lemon_jax.train.grading import Grader
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,12 +63,17 @@ async def together(*work: Coroutine[Any, Any, Scored]) -> list[Scored]:
 NOT_EXECUTED = Grade(correct=False, answer=None, fallback=False, no_answer=True)
 
 
-async def execute(executor: Executor, task: Task, parsed: Parsed, scope: str) -> Scored:
+async def execute(
+    executor: Executor, task: Task, parsed: Parsed, scope: str, grader: Grader | None = None
+) -> Scored:
     """Run a parsed spec (repaired, if that is all there is) on a task and grade its answer."""
     if parsed.spec is None:
         return Scored(task=task, parsed=parsed, execution=None, grade=NOT_EXECUTED)
     execution = await executor.execute(parsed.spec, task, scope=scope)
-    return Scored(task=task, parsed=parsed, execution=execution, grade=grade(task, execution.answer_text))
+    verdict = NOT_EXECUTED
+    if not execution.infra_failed:  # such an answer is not judged, and there may be none
+        verdict = await (grader or Grader()).grade(task, execution.answer_text)
+    return Scored(task=task, parsed=parsed, execution=execution, grade=verdict)
 
 
 def record(
@@ -178,6 +184,7 @@ async def evaluate(
     on_done: Callable[[], None] | None = None,
     *,
     setting: Setting,
+    grader: Grader | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One row of the results table, and its lines of executions.jsonl; each has the `output` that was graded.
 
@@ -188,7 +195,7 @@ async def evaluate(
     scope = f"eval:{method}"
 
     async def one(task: Task, parsed: Parsed) -> Scored:
-        scored = await execute(executor, task, parsed, scope)
+        scored = await execute(executor, task, parsed, scope, grader)
         if on_done:
             on_done()
         return scored

@@ -111,6 +111,7 @@ class Job:
             store,
             self.dataset.train,
             rewards=self.config.reward,
+            grader=self.config.grader,
             budget=budget,
             samples={level: capacity.samples for level, capacity in self.pool.config.capacities.items()},
             candidates=self.config.search_candidates,
@@ -128,13 +129,20 @@ class Job:
         trained: Orchestrator,
         found: Found | None,
     ) -> list[dict[str, Any]]:
-        setting = Setting(bench=self.config.bench, split=SPLIT, seed=self.config.seed)
+        grader = self.config.grader
+        setting = Setting(
+            bench=self.config.bench,
+            split=SPLIT,
+            seed=self.config.seed,
+            extractor=grader.extractor,
+            protocol=self.config.protocol,
+        )
         texts = [t.prompt() for t in tasks]
         slots = self.policy.prompt_slots(texts)
         specs: dict[str, list[Parsed]] = {}
         for method, policy in (("lemon", trained), ("warmstart", self.policy)):
             specs[method] = [r.parsed for r in policy.write_greedy(texts, prompt_slots=slots)]
-        known = baselines(seed=self.config.seed)
+        known = baselines(seed=self.config.seed, family=tasks[0].family)
         specs |= {n: fixed(known[n], len(tasks)) for n in baseline_names(self.config.baselines)}
         if found is not None:
             specs[BEST_FIXED] = fixed(found.spec, len(tasks))
@@ -142,7 +150,7 @@ class Job:
         for method, parsed in specs.items():
             self.progress.phase(f"evaluating {method}", len(tasks))
             row, lines = await evaluate(
-                executor, store, method, tasks, parsed, self.progress.advance, setting=setting
+                executor, store, method, tasks, parsed, self.progress.advance, setting=setting, grader=grader
             )
             self.run.append(EXECUTIONS, lines)
             rows.append(row)

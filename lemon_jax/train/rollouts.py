@@ -16,6 +16,7 @@ from lemon_jax.spec import FAMILIES, Edit, applicable, edges, parse
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.evaluate import Scored, count_calls, execute, record, together
+from lemon_jax.train.grading import Grader
 from lemon_jax.train.rewards import Reward, RewardConfig, invalid_reward, masked_reward, reward
 
 
@@ -89,9 +90,10 @@ async def run_step(
     edits = choose_edits(rollouts, config.edits_per_step, sampler, rng)
     scope = scope_of(step)
     per_rollout = [tasks[i // config.group] for i in range(len(rollouts))]
+    grader = config.grader
     results = await together(
-        *(_maybe_execute(executor, t, r, scope) for t, r in zip(per_rollout, rollouts, strict=True)),
-        *(execute(executor, per_rollout[i], parse(edit.text), scope) for i, edit in edits),
+        *(_maybe_execute(executor, t, r, scope, grader) for t, r in zip(per_rollout, rollouts, strict=True)),
+        *(execute(executor, per_rollout[i], parse(edit.text), scope, grader) for i, edit in edits),
     )
     scored, edited = results[: len(rollouts)], results[len(rollouts) :]
     rewards = [_reward(config.reward, s, r.valid) for s, r in zip(scored, rollouts, strict=True)]
@@ -114,10 +116,12 @@ def scope_of(step: int) -> str:
     return f"train:{step}"
 
 
-async def _maybe_execute(executor: Executor, task: Task, rollout: Rollout, scope: str) -> Scored:
+async def _maybe_execute(
+    executor: Executor, task: Task, rollout: Rollout, scope: str, grader: Grader
+) -> Scored:
     """In training only a spec that is valid as written is executed: the reward sees the strict verdict."""
     parsed = rollout.parsed if rollout.valid else replace(rollout.parsed, spec=None, strict_ok=False)
-    return await execute(executor, task, parsed, scope)
+    return await execute(executor, task, parsed, scope, grader)
 
 
 def _reward(config: RewardConfig, scored: Scored, valid: bool) -> Reward:

@@ -149,6 +149,15 @@ class RunDir:
                 ) from error
         self.write_lines(name, rows)
 
+    def read_json(self, name: str) -> dict[str, Any]:
+        """A JSON file of the run. Raises LemonError where it is none."""
+        try:
+            return json.loads((self.path / name).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise LemonError(
+                f"{self.path / name}: not readable ({error}); remove the folder, or restore it"
+            ) from error
+
     def write_json(self, name: str, value: dict[str, Any]) -> None:
         _replace(self.path / name, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
 

@@ -8,7 +8,6 @@ spends the budget on those that look best.
 
 from __future__ import annotations
 
-import asyncio
 import math
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -19,7 +18,8 @@ from lemon_jax.bench import Task
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime import CallStore, Executor
 from lemon_jax.spec import ROLES, Parsed, Spec, dump, parse
-from lemon_jax.train.evaluate import Scored, execute, record
+from lemon_jax.train.evaluate import Scored, execute, record, together
+from lemon_jax.train.grading import Grader
 from lemon_jax.train.rewards import Reward, RewardConfig, masked_reward, reward
 from lemon_jax.train.teacher import write_spec
 
@@ -66,7 +66,9 @@ def draw_candidates(tasks: Sequence[Task], count: int, seed: int) -> list[Spec]:
         if len(found) == count:
             break
         task = rng.choice(tasks)
-        spec = _general(write_spec(task.question, task.options, rng))
+        spec = _general(
+            write_spec(task.question, task.options, rng, family=task.family, subject=task.subject)
+        )
         found.setdefault(dump(spec), spec)
     return list(found.values())
 
@@ -85,6 +87,7 @@ async def search_fixed(
     tasks: Sequence[Task],
     *,
     rewards: RewardConfig,
+    grader: Grader,
     budget: int,
     samples: Mapping[str, int],
     candidates: int,
@@ -119,6 +122,7 @@ async def search_fixed(
         executor=executor,
         store=store,
         rewards=rewards,
+        grader=grader,
         parsed=[parse(dump(spec)) for spec in specs],
         calls=[sum(samples[a.capacity] for a in spec.agents if ROLES[a.role].llm) for spec in specs],
         budget=budget,
@@ -162,6 +166,7 @@ class _Search:
     executor: Executor
     store: CallStore
     rewards: RewardConfig
+    grader: Grader
     parsed: list[Parsed]
     calls: list[int]  # worker calls of one execution
     budget: int
@@ -214,7 +219,9 @@ class _Search:
         return self.spent + expected <= limit and self.spent + worst <= self.budget
 
     async def _run(self, indices: Sequence[int], task: Task, number: int) -> None:
-        scored = await asyncio.gather(*(execute(self.executor, task, self.parsed[i], SCOPE) for i in indices))
+        scored = await together(
+            *(execute(self.executor, task, self.parsed[i], SCOPE, self.grader) for i in indices)
+        )
         for index, outcome in zip(indices, scored, strict=True):
             value = self._reward(outcome)
             if not value.masked:

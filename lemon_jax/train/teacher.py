@@ -11,7 +11,7 @@ import random
 import re
 from collections.abc import Sequence
 
-from lemon_jax.spec import ROLES, Agent, Spec
+from lemon_jax.spec import ROLES, Agent, Family, Spec
 
 # What a task is about: the first topic whose words occur. Words are matched at word starts.
 TOPICS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -70,6 +70,23 @@ DUTIES: dict[str, tuple[str, ...]] = {
     ),
     "nearest_option": ("Choose the option nearest to the {asked}.",),
     "majority_vote": ("Take the most frequent {asked}.",),
+    "knowledge_expert": (
+        "Recall what is known of the {subject} question and choose.",
+        "Name the facts on {subject} that decide it.",
+        "Rule out the wrong options by what you know of {subject}.",
+    ),
+    "critic": (
+        "Doubt each claim on {subject} and decide.",
+        "Find the weakest claim of the work and choose anew.",
+    ),
+    "coder": (
+        "Write {entry}.",
+        "Write {entry} as simply as you can.",
+        "Write {entry} and mind its examples.",
+    ),
+    "algorithm_designer": ("Plan {entry} step by step.", "Name the steps and the edge cases of {entry}."),
+    "test_analyst": ("Try the examples of {entry} on the code.", "Try edge cases of {entry} on the code."),
+    "bug_fixer": ("Mend {entry} where it is wrong.", "Check {entry} against its description and mend it."),
 }
 NAMES: dict[str, tuple[str, ...]] = {
     "answerer": ("Answerer", "Quick answerer"),
@@ -81,6 +98,12 @@ NAMES: dict[str, tuple[str, ...]] = {
     "option_chooser": ("Option chooser",),
     "nearest_option": ("Nearest option",),
     "majority_vote": ("Majority vote",),
+    "knowledge_expert": ("Knowledge expert", "{Subject} expert"),
+    "critic": ("Critic", "{Subject} critic"),
+    "coder": ("Coder", "Careful coder"),
+    "algorithm_designer": ("Algorithm designer",),
+    "test_analyst": ("Test analyst",),
+    "bug_fixer": ("Bug fixer",),
 }
 
 # Compositions: agents as (role, parents by index). "solver" stands for any role that solves,
@@ -106,6 +129,26 @@ CHOICE: tuple[tuple[float, Plan], ...] = (
     (2.0, (("solver", ()), ("option_chooser", (0,)))),
     (1.5, (("mathematical_analyst", ()), ("computer", (0,)), ("nearest_option", (1,)))),
     (1.0, (("computer", ()), ("math_solver", ()), ("option_chooser", (0, 1)))),
+)
+KNOWLEDGE: tuple[tuple[float, Plan], ...] = (
+    (3.0, (("answerer", ()),)),
+    (4.0, (("knowledge_expert", ()),)),
+    (1.0, (("option_chooser", ()),)),
+    (2.0, (("knowledge_expert", ()), ("critic", (0,)))),
+    (1.5, (("knowledge_expert", ()), ("option_chooser", (0,)))),
+    (1.0, (("knowledge_expert", ()), ("knowledge_expert", ()), ("critic", (0, 1)))),
+    (
+        1.5,
+        (("knowledge_expert", ()), ("knowledge_expert", ()), ("answerer", ()), ("majority_vote", (0, 1, 2))),
+    ),
+)
+CODE: tuple[tuple[float, Plan], ...] = (
+    (4.0, (("coder", ()),)),
+    (2.0, (("algorithm_designer", ()), ("coder", (0,)))),
+    (2.0, (("coder", ()), ("bug_fixer", (0,)))),
+    (1.0, (("coder", ()), ("test_analyst", (0,)), ("bug_fixer", (0, 1)))),
+    (1.0, (("coder", ()), ("coder", ()), ("bug_fixer", (0, 1)))),
+    (1.0, (("algorithm_designer", ()), ("coder", (0,)), ("bug_fixer", (0, 1)))),
 )
 COMPUTERS = ("equation_writer", "programming_expert")
 SOLVERS = (*COMPUTERS, "math_solver")
@@ -135,11 +178,27 @@ def describe(question: str) -> dict[str, str]:
     return {"topic": topic, "Topic": topic.capitalize(), "asked": asked, "n": str(max(2, min(count, 9)))}
 
 
-def write_spec(question: str, options: Sequence[str], rng: random.Random) -> Spec:
-    """One spec for a task. Every result is strictly valid, whatever the task says."""
-    plans = SHARED + (CHOICE if options else NUMBER)
+def _subject(subject: str) -> dict[str, str]:
+    plain = subject.replace("_", " ") or "the field"
+    return {"subject": plain, "Subject": plain[:1].upper() + plain[1:]}
+
+
+def _entry(question: str) -> str:
+    """The function that a code task asks for: the last one that its text begins."""
+    names = re.findall(r"^def ([A-Za-z_]\w*)", question, re.MULTILINE)
+    return names[-1] if names else "the function"
+
+
+def write_spec(
+    question: str, options: Sequence[str], rng: random.Random, *, family: Family = "math", subject: str = ""
+) -> Spec:
+    """One spec for a task. Every result is strictly valid, whatever the task says.
+
+    `subject` is the field of a knowledge task ("anatomy").
+    """
+    plans = {"math": SHARED + (CHOICE if options else NUMBER), "knowledge": KNOWLEDGE, "code": CODE}[family]
     (plan,) = rng.choices([p for _, p in plans], weights=[w for w, _ in plans])
-    words = describe(question)
+    words = describe(question) | _subject(subject) | {"entry": _entry(question)}
     agents = []
     for number, (kind, parents) in enumerate(plan, start=1):
         role = rng.choice({"solver": SOLVERS, "computer": COMPUTERS}.get(kind, (kind,)))

@@ -38,6 +38,19 @@ def test_the_rows_of_the_results_table():
     assert list(baselines()) == list(EDGES)
 
 
+@pytest.mark.parametrize("family", ["math", "knowledge", "code"])
+def test_every_family_has_the_same_graphs_and_roles_of_its_own(family):
+    specs = baselines(family=family)
+    assert list(specs) == list(EDGES)
+    for name, spec in specs.items():
+        assert parse(dump(spec)).strict_ok
+        assert {(p, a.id) for a in spec.agents for p in a.depends_on} == EDGES[name]
+    roles = {a.role for spec in specs.values() for a in spec.agents}
+    own = {"math": {"math_solver", "inspector"}, "knowledge": {"knowledge_expert", "critic"}}
+    assert roles >= own.get(family, {"coder", "bug_fixer"})
+    assert specs["vanilla"] != specs["cot"]
+
+
 def test_recorded_calls_still_fit_the_default_baselines():
     """Their texts are what the shipped recordings were made with; another text is another call."""
     known = baselines()

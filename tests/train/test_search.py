@@ -13,6 +13,7 @@ from lemon_jax.runtime import CallStore
 from lemon_jax.runtime.prompts import fixed_prefix
 from lemon_jax.spec import ROLES, dump, parse, parse_strict
 from lemon_jax.train.evaluate import execute
+from lemon_jax.train.grading import Grader
 from lemon_jax.train.rewards import RewardConfig, masked_reward, reward
 from lemon_jax.train.search import BATCH, draw_candidates, search_fixed
 
@@ -61,6 +62,7 @@ def search(script=half_right, *, tasks=TASKS, store=None, before=None, spent=Non
                 own,
                 tasks,
                 rewards=REWARDS,
+                grader=Grader(),
                 samples={"small": 1, "medium": 1, "large": 5},
                 seed=seed,
                 on_spent=(spent if spent is not None else []).append,
@@ -112,7 +114,9 @@ def test_candidates_are_different_valid_and_speak_of_no_task():
 
 def test_an_exhausted_space_gives_what_there_is(monkeypatch):
     three = draw_candidates(TASKS, 3, seed=0)
-    monkeypatch.setattr("lemon_jax.train.search.write_spec", lambda question, options, rng: rng.choice(three))
+    monkeypatch.setattr(
+        "lemon_jax.train.search.write_spec", lambda question, options, rng, **_: rng.choice(three)
+    )
     assert sorted(map(dump, draw_candidates(TASKS, 10, seed=0))) == sorted(map(dump, three))
 
 

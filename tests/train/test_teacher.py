@@ -1,18 +1,29 @@
 import random
 from collections import Counter
+from dataclasses import replace
 
 from policy_helpers import teacher_specs
 
-from lemon_jax.bench import generate
+from lemon_jax.bench import Task, generate
 from lemon_jax.spec import CAPACITIES, ROLES, dump, parse, parse_strict
 from lemon_jax.train.teacher import describe, write_spec
 
-TASKS = (*generate("number", 50, seed=3), *generate("choice", 50, seed=3))
+FUNCTION = 'from typing import List\n\n\ndef double(xs: List[int]) -> List[int]:\n    """Twice each."""\n'
+TASKS = (
+    *generate("number", 50, seed=3),
+    *generate("choice", 50, seed=3),
+    *(replace(task, subject="world_history") for task in generate("choice", 50, seed=4)),
+    *[Task(id="f", bench="x", question=FUNCTION, gold="", kind="code", entry_point="double")] * 25,
+)
 
 
 def _write(seed: int = 0, per_task: int = 5):
     rng = random.Random(seed)
-    return [(t, write_spec(t.question, t.options, rng)) for t in TASKS for _ in range(per_task)]
+    return [
+        (t, write_spec(t.question, t.options, rng, family=t.family, subject=t.subject))
+        for t in TASKS
+        for _ in range(per_task)
+    ]
 
 
 def test_500_specs_are_strictly_valid_and_canonical():
@@ -46,7 +57,9 @@ def test_the_output_of_a_choice_task_can_give_a_letter():
     """A role that computes without seeing the options is never the last one there."""
     for task, spec in _write(seed=1):
         role = ROLES[spec.agent(spec.output).role]
-        if task.options:
+        if task.family == "code":
+            assert role.name in ("coder", "bug_fixer"), dump(spec)
+        elif task.options:
             assert role.sees_options or role.tool == "nearest_option", dump(spec)
         else:
             assert role.name not in ("option_chooser", "nearest_option"), dump(spec)
@@ -62,6 +75,10 @@ def test_tools_have_dependencies_and_every_agent_is_heard():
 
 
 def test_duties_speak_of_the_task():
+    duties = {a.duty for t, spec in _write() for a in spec.agents if t.family == "code"}
+    assert "Write double." in duties
+    duties = {a.duty for t, spec in _write() for a in spec.agents if t.family == "knowledge"}
+    assert "Doubt each claim on world history and decide." in duties
     found = describe("How many boxes of 5 muffins does Mia need for 20 muffins?")
     assert found == {"topic": "sharing", "Topic": "Sharing", "asked": "number of boxes", "n": "2"}
 

@@ -8,7 +8,7 @@ from lemon_jax.runtime.tools.calculator import CalculatorError, evaluate, format
 from lemon_jax.runtime.tools.humaneval import CandidateResult, CandidateStatus, check_candidate
 from lemon_jax.runtime.tools.isolation import reached, require
 from lemon_jax.runtime.tools.options import nearest, nearest_option
-from lemon_jax.runtime.tools.programs import extract_code, name_answer
+from lemon_jax.runtime.tools.programs import extract_code, extract_completion, name_answer
 from lemon_jax.runtime.tools.sandbox import ProgramResult, run_program
 from lemon_jax.runtime.tools.vote import majority
 
@@ -22,6 +22,7 @@ __all__ = [
     "check_candidate",
     "evaluate",
     "extract_code",
+    "extract_completion",
     "format_number",
     "majority",
     "name_answer",

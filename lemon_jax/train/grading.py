@@ -1,0 +1,47 @@
+"""Verdicts on answers: by reading them, or by running them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from lemon_jax.bench import Grade, Task, grade
+from lemon_jax.errors import LemonError
+from lemon_jax.runtime.tools import CandidateStatus, check_candidate
+
+ISOLATION = "namespaces+seccomp"  # what a machine must reach, unless its user accepts less
+
+
+@dataclass(frozen=True, kw_only=True)
+class Grader:
+    """`extractor` is the rule that reads answers (`bench.EXTRACTORS`); `accept_isolation` the lowest level of
+    `runtime.tools.LEVELS` under which the code of an answer may run."""
+
+    extractor: str = "lemon"
+    accept_isolation: str = ISOLATION
+
+    async def grade(self, task: Task, text: str) -> Grade:
+        """Grade the text that a system of agents ended with.
+
+        A function is right if it passes its task's test in the sandbox; its `answer` is how that ended.
+
+        Raises:
+            LemonError: an unknown extractor; a test that does not run; too little isolation here.
+        """
+        if task.kind != "code":
+            return grade(task, text, self.extractor)
+        result = await check_candidate(
+            prompt=task.question,
+            entry_point=task.entry_point,
+            test=task.test,
+            completion=text,
+            accept=self.accept_isolation,
+        )
+        if result.status in (CandidateStatus.TEST_ERROR, CandidateStatus.SANDBOX_REFUSED):
+            raise LemonError(f"{task.id}: {result.status}: {result.reason}")
+        return Grade(
+            correct=result.passed,
+            answer=result.status.value,
+            fallback=False,
+            no_answer=not text.strip() or result.status is CandidateStatus.MISSING_ENTRY,
+            extractor=self.extractor,
+        )

@@ -1,0 +1,68 @@
+"""`--bench all`: six runs, one table; and the parts of a run that only some benches need."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+from experiment_helpers import json_lines, run_main, run_script
+
+from lemon_jax.bench import SOURCES
+
+FLAGS = ("--workers", "scripted", "--steps", 0, "--eval-tasks", 2, "--baselines", "vanilla", "--fresh")
+real_data = pytest.mark.skipif(
+    not os.environ.get("LEMON_DATA"), reason="LEMON_DATA names no folder with the files"
+)
+
+
+def test_the_names_of_the_benches():
+    assert set(run_script.BENCHES) == set(SOURCES)
+
+
+@real_data
+def test_all_goes_on_where_it_was_stopped_and_ends_in_one_table(policy_folder, tmp_path, capsys):
+    out = tmp_path / "all"
+    flags = ("--bench", "all", "--policy", policy_folder, *FLAGS, "--out", out)
+    first = run_script.BENCHES[0]
+    assert run_main("--bench", first, "--policy", policy_folder, *FLAGS, "--out", out / first) == 0
+    stamp = (out / first / "summary.json").stat().st_mtime_ns
+    capsys.readouterr()
+    assert run_main(*flags) == 0
+    printed = capsys.readouterr().out
+    assert (out / first / "summary.json").stat().st_mtime_ns == stamp
+    table = printed[printed.rindex("all") :]
+    for bench in run_script.BENCHES:
+        assert f"{bench} test 0 lemon full" in table
+        rows = json_lines(out / bench / "executions.jsonl")
+        assert len(rows) == 2 * 3  # two policies and vanilla
+        assert {row["method"] for row in rows} == {"lemon", "warmstart", "vanilla"}
+    code = json_lines(out / "humaneval" / "executions.jsonl")
+    assert {row["agents"][0]["role"] for row in code if row["method"] == "vanilla"} == {"coder"}
+
+
+@real_data
+def test_a_protocol_without_train_tasks_only_evaluates(policy_folder, tmp_path, capsys):
+    flags = (
+        "--bench",
+        "multiarith",
+        "--protocol",
+        "lemon",
+        "--policy",
+        policy_folder,
+        "--workers",
+        "scripted",
+    )
+    assert run_main(*flags, "--out", tmp_path / "a") == 2
+    assert "evaluate a policy with --steps 0" in capsys.readouterr().err
+    more = ("--steps", 0, "--eval-tasks", 2, "--baselines", "none")
+    assert run_main(*flags, *more, "--out", tmp_path / "a") == 0
+    assert "lemon" in capsys.readouterr().out
+
+
+@real_data
+def test_code_is_not_run_below_the_accepted_isolation(policy_folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("lemon_jax.runtime.tools.isolation.reached", lambda: "rlimits")
+    flags = ("--bench", "humaneval", "--policy", policy_folder, *FLAGS, "--out", tmp_path / "a")
+    assert run_main(*flags) == 2
+    assert "--accept-isolation rlimits" in capsys.readouterr().err
+    assert not (tmp_path / "a").exists()
