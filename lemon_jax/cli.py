@@ -35,8 +35,10 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
         # Imported here, not above: checking a spec starts without the HTTP client that running one needs.
         from .report import cli as report_cli
         from .runtime import cli as runtime_cli
+        from .train import cli as train_cli
 
         runtime_cli.add_parser(subparsers)
+        train_cli.add_parser(subparsers)
         report_cli.add_parser(subparsers)
     return parser
 
