@@ -41,8 +41,10 @@ def _parser(words: list[str]) -> argparse.ArgumentParser:
     if words[:1] != ["data"]:
         from .report import cli as report_cli
         from .runtime import cli as runtime_cli
+        from .train import cli as train_cli
 
         runtime_cli.add_parser(subparsers)
+        train_cli.add_parser(subparsers)
         report_cli.add_parser(subparsers)
     return parser
 

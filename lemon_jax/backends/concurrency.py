@@ -10,14 +10,14 @@ from contextlib import asynccontextmanager
 from lemon_jax.backends.types import Reply, Request
 
 # A server with room for one call would otherwise be tried with two after every other success.
-_SHORTEST_ROUND = 10
+_SHORTEST_ROUND = 5
 
 
 class AdaptiveLimit:
     """How many calls may be open at a server: additive increase, multiplicative decrease (RFC 5681).
 
     It begins at `ceiling`, halves at a sign of overload, never below 1, and grows by one after as many
-    successes as it allows calls, and at least ten, never above `ceiling`. Calls that were sent before a
+    successes as it allows calls, and at least five, never above `ceiling`. Calls that were sent before a
     cut say nothing about the limit after it: a burst of refusals is one cut. No clock is involved.
 
     # ceiling 32, one refusal: 16; then 16 successes: 17; then 17 more: 18

@@ -1,0 +1,240 @@
+"""`lemon eval`: one spec, or a baseline by its name, on a whole bench with any workers; starts no JAX."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import hashlib
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from lemon_jax.backends import WorkerPool, worker_config
+from lemon_jax.bench import SOURCES, Dataset, Task, generate, load
+from lemon_jax.errors import LemonError
+from lemon_jax.extraction import read_answer
+from lemon_jax.report import RunProgress, write_report
+from lemon_jax.report.cli import print_results
+from lemon_jax.report.run_files import plain
+from lemon_jax.runtime import Caller, CallStore, Executor
+from lemon_jax.runtime.cli import read_spec
+from lemon_jax.spec import Spec, baselines, dump
+from lemon_jax.train.evaluate import choose_tasks, evaluate, fixed
+from lemon_jax.train.provenance import git_sha, versions, worker_facts
+from lemon_jax.train.run_dir import EXECUTIONS, MANIFEST, SUMMARY, RunDir
+
+SAMPLE = "sample"
+_SAMPLE_TASKS, _SAMPLE_MOST = 64, 5000  # more would take long to make, and be much alike
+_SHOWN_FAILURES = 10
+# What must be equal for an evaluation to go on in the folder of an earlier one.
+_SAME = ("config", "data", "workers")
+
+
+def add_parser(subparsers: argparse._SubParsersAction) -> None:
+    """Register `eval`; it sets `func(args) -> exit code`."""
+    parser = subparsers.add_parser(
+        "eval", help="evaluate a spec or a baseline on a bench", description=run_eval.__doc__
+    )
+    add = parser.add_argument
+    add(
+        "spec",
+        metavar="SPEC|BASELINE",
+        help=f"a YAML file, - for standard input, or one of {', '.join(baselines())}",
+    )
+    add(
+        "--bench",
+        required=True,
+        choices=(*SOURCES, SAMPLE),
+        metavar="NAME",
+        help=f"{', '.join(SOURCES)}, or {SAMPLE}: problems that are made up here",
+    )
+    add("--workers", default="embedded", metavar="NAME|FILE", help="as for lemon run (embedded)")
+    add("--tasks", type=int, metavar="N", help=f"tasks of the test split (all; {SAMPLE}: {_SAMPLE_TASKS})")
+    add("--seed", type=int, default=0, metavar="N", help="which tasks, and in which order (0)")
+    add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
+    add(
+        "--out",
+        type=Path,
+        metavar="DIR",
+        help="run directory, new or of this same evaluation (runs/eval-...)",
+    )
+    add("--allow-unsandboxed", action="store_true", help="as for lemon run (off)")
+    parser.set_defaults(func=run_eval)
+
+
+def run_eval(args: argparse.Namespace) -> int:
+    """Evaluate one spec, the same for every task, and print its row of the results table. The same command
+    with the same --out goes on where an earlier one was stopped: no call that was answered is made again.
+    Exit code 0: every task has a verdict; 1: the spec is invalid, or workers failed on some tasks, which the
+    same command asks again; 2: something else to mend, in one line."""
+    if args.tasks is not None and args.tasks < 1:
+        raise LemonError(f"--tasks is {args.tasks}, it must be at least 1")
+    method, spec = _method(args.spec)
+    if spec is None:
+        return 1
+    try:
+        return _evaluate(args, method, spec)
+    except KeyboardInterrupt:
+        print("interrupted; the same command with the same --out goes on from here", file=sys.stderr)
+        raise
+
+
+def _method(name: str) -> tuple[str, Spec | None]:
+    """What the row is called, and its spec; None where that was invalid, which has been said."""
+    named = baselines()
+    if name in named:
+        return name, named[name]
+    if name != "-" and not Path(name).exists() and not name.endswith((".yaml", ".yml")):
+        raise LemonError(f"{name}: neither a file nor one of {', '.join(named)}")
+    return ("stdin" if name == "-" else Path(name).stem), read_spec(name)
+
+
+def _evaluate(args: argparse.Namespace, method: str, spec: Spec) -> int:
+    with RunProgress() as progress:
+        dataset = _dataset(args, progress)
+        tasks = choose_tasks(dataset.test, args.tasks or len(dataset.test), args.seed)
+        pool = WorkerPool(worker_config(args.workers), progress.download)
+        summary, run = asyncio.run(_run(args, method, spec, dataset, tasks, pool, progress))
+    executions = run.read(EXECUTIONS)
+    print_results(summary, executions)
+    failed = [row for row in executions if row["infra_failed"]]
+    _print_failures(failed, len(executions), run.path)
+    print(f"summary: {run.path / SUMMARY}")
+    print(f"report:  {write_report(run.path)}")
+    return 1 if failed else 0
+
+
+async def _run(
+    args: argparse.Namespace,
+    method: str,
+    spec: Spec,
+    dataset: Dataset,
+    tasks: Sequence[Task],
+    pool: WorkerPool,
+    progress: RunProgress,
+) -> tuple[dict[str, Any], RunDir]:
+    started = time.monotonic()
+    async with pool:
+        await pool.check()
+        facts = _facts(args, method, spec, dataset, tasks, pool)
+        run = _open(args.out or _default_out(args.bench, method), facts)
+        progress.note(f"run directory: {run.path}")
+        store = CallStore(run.calls)
+        try:
+            if stored := store.count():
+                progress.note(f"{stored:,} worker calls have been answered before")
+            caller = Caller(pool, store)
+            executor = Executor(caller, read_answer, allow_unsandboxed=args.allow_unsandboxed)
+            progress.phase(f"evaluating {method}", len(tasks))
+            specs = fixed(spec, len(tasks))
+            row, lines = await evaluate(executor, store, method, tasks, specs, progress.advance)
+        except LemonError:
+            if not (run.path / SUMMARY).exists():
+                run.discard_unused()
+            raise
+        finally:
+            store.close()
+    summary = {
+        "bench": args.bench,
+        "workers": args.workers,
+        "policy": None,
+        "seed": args.seed,
+        "steps": 0,
+        "wall_s": round(time.monotonic() - started, 1),
+        "data": {
+            "source": dataset.source,
+            "split": "test",
+            "n": len(dataset.test),
+            "sha256": dataset.sha256,
+        },
+        "train": {"live_calls": caller.live_calls},
+        "eval": [row],
+    }
+    run.write_lines(EXECUTIONS, lines)
+    run.write_json(SUMMARY, summary)
+    return summary, run
+
+
+def _dataset(args: argparse.Namespace, progress: RunProgress) -> Dataset:
+    if args.bench != SAMPLE:
+        dataset = load(
+            args.bench,
+            data_dir=args.data,
+            on_progress=lambda name, done, total: progress.download(done, total or 0, name),
+        )
+        if dataset.banner:
+            progress.note(dataset.banner)
+        return dataset
+    count = args.tasks or _SAMPLE_TASKS
+    if count > _SAMPLE_MOST:
+        raise LemonError(f"--tasks is {count}, the {SAMPLE} has at most {_SAMPLE_MOST}")
+    made = generate("number", count, args.seed, split="test")
+    text = "\n".join(f"{task.prompt()}\n{task.gold}" for task in made)
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    return Dataset(bench=SAMPLE, source="sample", train=(), test=made, sha256=digest, faults=())
+
+
+def _facts(
+    args: argparse.Namespace,
+    method: str,
+    spec: Spec,
+    dataset: Dataset,
+    tasks: Sequence[Task],
+    pool: WorkerPool,
+) -> dict[str, Any]:
+    return {
+        "config": {
+            "bench": args.bench,
+            "method": method,
+            "spec": dump(spec),
+            "tasks": len(tasks),
+            "seed": args.seed,
+        },
+        "git_sha": git_sha(),
+        "versions": versions(["xllamacpp"]),
+        "platform": platform.platform(),
+        "data": {"source": dataset.source, "sha256": dataset.sha256, "faults": list(dataset.faults)},
+        "workers": worker_facts(pool),
+    }
+
+
+def _open(out: Path, facts: dict[str, Any]) -> RunDir:
+    """A new run directory, or the one of an earlier run of the same evaluation.
+
+    Raises:
+        LemonError: the folder holds something else.
+    """
+    if not (out / MANIFEST).exists():
+        return RunDir.create(out, facts)
+    run, earlier = RunDir.open(out)
+    changed = [key for key in _SAME if earlier.get(key) != facts[key]]
+    if changed:
+        raise LemonError(
+            f"{out}: holds another evaluation ({', '.join(changed)} differ from its {MANIFEST}); "
+            "choose another --out, or repeat what it was started with"
+        )
+    return run
+
+
+def _default_out(bench: str, method: str) -> Path:
+    return Path("runs") / f"eval-{bench}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
+
+
+def _print_failures(failed: list[dict[str, Any]], tasks: int, path: Path) -> None:
+    """The tasks without a verdict, and why."""
+    if not failed:
+        return
+    out = Console(highlight=False, soft_wrap=True)
+    head = f"INFRA_FAILED: {len(failed)} of {tasks} tasks, not counted as wrong"
+    out.print(Text(f"{head}; the same command with --out {path} asks them again", style="bold red"))
+    for row in failed[:_SHOWN_FAILURES]:
+        agent = next(a for a in row["agents"] if a["status"] == "INFRA_FAILED")
+        out.print(Text(f"  {plain(row['task'])}: {plain(agent['id'])}: {plain(agent['note'])}"))
+    if len(failed) > _SHOWN_FAILURES:
+        out.print(f"  and {len(failed) - _SHOWN_FAILURES} more in {EXECUTIONS}")
