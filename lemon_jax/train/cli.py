@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from lemon_jax.backends import WorkerPool, worker_config
-from lemon_jax.bench import SOURCES, Dataset, Task, generate, load
+from lemon_jax.bench import PROTOCOLS, SOURCES, Dataset, Task, generate, load
 from lemon_jax.errors import LemonError
 from lemon_jax.extraction import read_answer
 from lemon_jax.report import RunProgress, write_report
@@ -24,8 +24,10 @@ from lemon_jax.report.cli import print_results
 from lemon_jax.report.run_files import plain
 from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.runtime.cli import read_spec
-from lemon_jax.spec import Spec, baselines, dump
-from lemon_jax.train.evaluate import choose_tasks, evaluate, fixed
+from lemon_jax.runtime.tools import require
+from lemon_jax.spec import CAPACITIES, Spec, baselines, dump
+from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
+from lemon_jax.train.grading import ISOLATION, Grader
 from lemon_jax.train.provenance import git_sha, versions, worker_facts
 from lemon_jax.train.run_dir import EXECUTIONS, MANIFEST, SUMMARY, RunDir
 
@@ -54,7 +56,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         metavar="NAME",
         help=f"{', '.join(SOURCES)}, or {SAMPLE}: problems that are made up here",
     )
+    add("--protocol", default="full", choices=tuple(PROTOCOLS), help="task sets, reading of answers (full)")
     add("--workers", default="embedded", metavar="NAME|FILE", help="as for lemon run (embedded)")
+    add("--capacity", default="medium", choices=CAPACITIES, help="of a baseline's agents (medium)")
     add("--tasks", type=int, metavar="N", help=f"tasks of the test split (all; {SAMPLE}: {_SAMPLE_TASKS})")
     add("--seed", type=int, default=0, metavar="N", help="which tasks, and in which order (0)")
     add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
@@ -63,6 +67,12 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         type=Path,
         metavar="DIR",
         help="run directory, new or of this same evaluation (runs/eval-...)",
+    )
+    add(
+        "--accept-isolation",
+        default=ISOLATION,
+        metavar="LEVEL",
+        help=f"lowest for an answer's code ({ISOLATION})",
     )
     add("--allow-unsandboxed", action="store_true", help="as for lemon run (off)")
     parser.set_defaults(func=run_eval)
@@ -99,6 +109,10 @@ def _evaluate(args: argparse.Namespace, method: str, spec: Spec) -> int:
     with RunProgress() as progress:
         dataset = _dataset(args, progress)
         tasks = choose_tasks(dataset.test, args.tasks or len(dataset.test), args.seed)
+        if tasks[0].kind == "code":
+            require(args.accept_isolation)
+        # A baseline of this name has roles of the task's own family.
+        spec = baselines(args.capacity, seed=args.seed, family=tasks[0].family).get(args.spec, spec)
         pool = WorkerPool(worker_config(args.workers), progress.download)
         summary, run = asyncio.run(_run(args, method, spec, dataset, tasks, pool, progress))
     executions = run.read(EXECUTIONS)
@@ -133,7 +147,18 @@ async def _run(
             executor = Executor(caller, read_answer, allow_unsandboxed=args.allow_unsandboxed)
             progress.phase(f"evaluating {method}", len(tasks))
             specs = fixed(spec, len(tasks))
-            row, lines = await evaluate(executor, store, method, tasks, specs, progress.advance)
+            grader = Grader.of(args.protocol, args.accept_isolation)
+            setting = Setting(
+                bench=args.bench,
+                split="test",
+                seed=args.seed,
+                extractor=grader.extractor,
+                protocol=args.protocol,
+            )
+            with run.locked():
+                row, lines = await evaluate(
+                    executor, store, method, tasks, specs, progress.advance, setting=setting, grader=grader
+                )
         except LemonError:
             if not (run.path / SUMMARY).exists():
                 run.discard_unused()
@@ -165,6 +190,7 @@ def _dataset(args: argparse.Namespace, progress: RunProgress) -> Dataset:
     if args.bench != SAMPLE:
         dataset = load(
             args.bench,
+            protocol=args.protocol,
             data_dir=args.data,
             on_progress=lambda name, done, total: progress.download(done, total or 0, name),
         )
@@ -191,6 +217,7 @@ def _facts(
     return {
         "config": {
             "bench": args.bench,
+            "protocol": args.protocol,
             "method": method,
             "spec": dump(spec),
             "tasks": len(tasks),

@@ -57,8 +57,7 @@ class RunConfig:
 
     @property
     def grader(self) -> Grader:
-        extractor = "gdesigner" if self.protocol == "gdesigner" else "lemon"
-        return Grader(extractor=extractor, accept_isolation=self.accept_isolation)
+        return Grader.of(self.protocol, self.accept_isolation)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

@@ -19,6 +19,12 @@ class Grader:
     extractor: str = "lemon"
     accept_isolation: str = ISOLATION
 
+    @classmethod
+    def of(cls, protocol: str, accept_isolation: str = ISOLATION) -> Grader:
+        """A protocol's own rule: answers of the G-Designer family's sets are read as that family does."""
+        extractor = "gdesigner" if protocol == "gdesigner" else "lemon"
+        return cls(extractor=extractor, accept_isolation=accept_isolation)
+
     async def grade(self, task: Task, text: str) -> Grade:
         """Grade the text that a system of agents ended with.
 
