@@ -89,6 +89,8 @@ def run_fetch(args: argparse.Namespace) -> int:
             failed.append(f"{bench}: {error}")
             continue
         print(f"{bench}: {len(files)} official file{'s' * (len(files) > 1)} in {cache / bench}")
+    if folder := os.environ.get("LEMON_DATA"):
+        print(f"LEMON_DATA is set: runs read {folder}, not the cache")
     if failed:
         advice = "get the files another way and name their folder (--data DIR or LEMON_DATA)"
         raise LemonError(f"{'; '.join(failed)}; fetched from {base_url}; {advice}")

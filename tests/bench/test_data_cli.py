@@ -149,6 +149,16 @@ def test_fetch_from_a_mirror_then_check(capsys, mirror):
     assert "/mmlu/dev/abstract_algebra_dev.csv: HTTP 404" in error
 
 
+@real_data
+def test_fetch_says_that_a_named_folder_hides_the_cache(capsys, mirror, monkeypatch):
+    monkeypatch.setenv("LEMON_DATA", "/elsewhere")
+    assert main(["data", "fetch", "humaneval"]) == 0
+    assert capsys.readouterr().out == (
+        f"humaneval: 1 official file in {mirror / 'humaneval'}\n"
+        "LEMON_DATA is set: runs read /elsewhere, not the cache\n"
+    )
+
+
 def test_unknown_bench_is_a_usage_error(capsys):
     with pytest.raises(SystemExit) as stopped:
         main(["data", "check", "gsm"])

@@ -5,7 +5,7 @@ import time
 from fractions import Fraction
 
 import pytest
-from hypothesis import example, given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lemon_jax.bench import LETTERS, Task, extract_choice, extract_number, grade
@@ -26,6 +26,7 @@ def task(kind, gold, n_options=0):
     return Task(id="t", bench="b", question="?", options=("x",) * n_options, gold=gold, kind=kind)
 
 
+@settings(deadline=None, max_examples=60, derandomize=True)
 @given(st.text(max_size=200) | HOSTILE)
 @example("\\boxed{" * 50)
 @example("9" * 5000)
@@ -40,6 +41,7 @@ def test_no_reply_crashes_and_answers_are_canonical(text):
         assert not (choice.value is None and choice.fallback)
 
 
+@settings(deadline=None, max_examples=60, derandomize=True)
 @given(st.text(max_size=100) | HOSTILE, st.sampled_from([4, 5]))
 def test_a_letter_is_taken_only_if_it_is_an_option(text, n_options):
     narrow, wide = extract_choice(text, n_options), extract_choice(text, 26)
@@ -47,6 +49,7 @@ def test_a_letter_is_taken_only_if_it_is_an_option(text, n_options):
         assert narrow.value == wide.value
 
 
+@settings(deadline=None, max_examples=60, derandomize=True)
 @given(PLAIN_WORDS, NUMBERS, st.sampled_from(MARKS))
 def test_a_number_after_a_marker_is_found_whatever_came_before(words, number, mark):
     gold = format_number(Fraction(str(number)))
@@ -56,6 +59,7 @@ def test_a_number_after_a_marker_is_found_whatever_came_before(words, number, ma
     assert not grade(task("number", format_number(Fraction(gold) + 1)), reply).correct
 
 
+@settings(deadline=None, max_examples=60, derandomize=True)
 @given(PLAIN_WORDS, st.sampled_from("ABCD"), st.sampled_from(MARKS))
 def test_a_letter_after_a_marker_is_found_whatever_came_before(words, letter, mark):
     reply = f"{words}\n{mark.format(letter)}"
@@ -63,11 +67,13 @@ def test_a_letter_after_a_marker_is_found_whatever_came_before(words, letter, ma
     assert (result.correct, result.fallback) == (True, False), reply
 
 
+@settings(deadline=None, max_examples=60, derandomize=True)
 @given(st.sampled_from("EFGHJKLMNOPQRSTUVWXYZ"), st.sampled_from(MARKS))
 def test_a_letter_that_is_no_option_is_no_answer(letter, mark):
     assert grade(task("choice", "A", 4), mark.format(letter)).no_answer
 
 
+@settings(deadline=None, max_examples=60, derandomize=True)
 @given(
     st.integers(1, 10**9), st.sampled_from([" apples", "%", " km/h", ".0", ".", " dollars for the 2 items"])
 )
@@ -92,6 +98,7 @@ def test_time_is_linear_on_hostile_replies(piece):
         assert time.process_time() - start < 0.5
 
 
+@settings(deadline=None, max_examples=60, derandomize=True)
 @given(st.lists(st.sampled_from(PIECES), min_size=1, max_size=4))
 def test_no_mixture_of_them_takes_long(pieces):
     text = ("".join(pieces) * 5000)[:5000]

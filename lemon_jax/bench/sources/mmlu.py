@@ -60,7 +60,7 @@ def _dev_and_153(files: list[Rows]) -> Splits:
 
 
 def _csv_tasks(files: list[Rows], split: str) -> list[Task]:
-    tasks = []
+    tasks: list[Task] = []
     for rows in files:
         for i, row in enumerate(rows):
             subject = row["file"].removesuffix(f"_{split}")
@@ -73,7 +73,7 @@ def _csv_tasks(files: list[Rows], split: str) -> list[Task]:
 
 
 def _val_tasks(rows: Rows) -> list[Task]:
-    tasks = []
+    tasks: list[Task] = []
     of_subject: dict[str, int] = {}
     for row in rows:
         subject = text_of(row, "subject", f"mmlu-val-{len(tasks)}")
