@@ -190,7 +190,7 @@ def test_the_exact_test_decides_what_is_noise():
     assert few.inside_noise
     # What it calls a difference, the interval never contradicts.
     for n in (10, 40, 200):
-        for b, c in ((b, c) for b in range(min(n, 20) + 1) for c in range(b) if b + c <= n):
+        for b, c in ((x, y) for x in range(min(n, 20) + 1) for y in range(x) if x + y <= n):
             assert mcnemar_exact(b, c) >= 0.05 or paired_bootstrap(b, c, n)[0] > 0, (b, c, n)
     (more,) = compare(evaluated("lemon", [True] * 9 + [False] * 41) + evaluated("cot", [False] * 50))
     assert not more.inside_noise
