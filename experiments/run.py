@@ -201,8 +201,8 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any] | None]
     from lemon_jax.train.presets import check_counts, load_preset
     from lemon_jax.train.run_dir import RunDir
 
-    names = ("workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed")
-    names += ("baselines", "search_tokens", "protocol", "accept_isolation")
+    names = ["workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed"]
+    names += ["baselines", "search_tokens", "protocol", "accept_isolation"]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     given |= {"best_fixed": True} if args.best_fixed else {}
     if args.resume is not None:

@@ -141,7 +141,7 @@ def _comparisons(run: RunFiles, reference: str) -> str:
     head = "".join(f'<th scope="col"{" class=n" if i else ""}>{h}</th>' for i, h in enumerate(heads))
     note = (
         "Interval of the difference: paired bootstrap, 10,000 resamples of the tasks. p: exact McNemar test, "
-        "two-sided. Inside the noise: p is 0.05 or more, or the interval holds 0. Tasks on which a server "
+        "two-sided; from 0.05 on, chance alone makes such differences. Tasks on which a server "
         f"failed for either method are left out. Cost ratio: {ours}'s cost over the other's."
     )
     return (

@@ -111,8 +111,10 @@ async def search_fixed(
         on_spent: told the worker tokens of each batch of executions.
 
     Raises:
-        LemonError: the budget is not positive, or every execution failed on a server.
+        LemonError: there are no tasks, the budget is not positive, or every execution failed on a server.
     """
+    if not tasks:
+        raise LemonError("there are no train tasks to search a fixed spec on; leave out best-fixed")
     if budget <= 0:
         raise LemonError(f"search-tokens is {budget}, it must be positive")
     specs = draw_candidates(tasks, candidates, seed)

@@ -6,7 +6,7 @@ import pytest
 from report_helpers import make_run
 from rich.console import Console
 
-from lemon_jax.bench import mcnemar_exact
+from lemon_jax.bench import mcnemar_exact, paired_bootstrap
 from lemon_jax.errors import LemonError
 from lemon_jax.report import compare, comparison_lines, load_run, results_table
 from lemon_jax.report.cli import print_results
@@ -182,12 +182,16 @@ def test_comparison_is_paired_and_exact():
     assert len(noise) < 110
 
 
-def test_a_difference_counts_only_if_test_and_interval_agree():
+def test_the_exact_test_decides_what_is_noise():
     # Five wins of fifty without a loss: the interval leaves 0 out, the exact test does not.
     (few,) = compare(evaluated("lemon", [True] * 5 + [False] * 45) + evaluated("cot", [False] * 50))
     assert few.interval[0] > 0
     assert few.p == mcnemar_exact(5, 0) == 0.0625
     assert few.inside_noise
+    # What it calls a difference, the interval never contradicts.
+    for n in (10, 40, 200):
+        for b, c in ((x, y) for x in range(min(n, 20) + 1) for y in range(x) if x + y <= n):
+            assert mcnemar_exact(b, c) >= 0.05 or paired_bootstrap(b, c, n)[0] > 0, (b, c, n)
     (more,) = compare(evaluated("lemon", [True] * 9 + [False] * 41) + evaluated("cot", [False] * 50))
     assert not more.inside_noise
     (same,) = compare(evaluated("lemon", [True] * 9) + evaluated("cot", [True] * 9))

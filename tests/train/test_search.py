@@ -243,7 +243,9 @@ def test_failures_of_servers_are_no_rewards():
         search(candidates=4, failures=1.0)
 
 
-def test_no_budget_is_a_fault():
+def test_no_budget_and_no_tasks_are_faults():
+    with pytest.raises(LemonError, match="no train tasks to search a fixed spec on"):
+        search(tasks=())
     with pytest.raises(LemonError, match="search-tokens is 0, it must be positive"):
         search(budget=0)
 
