@@ -168,14 +168,15 @@ def _extractor(run: RunFiles, method: str) -> str:
 
 def _dataset(run: RunFiles, data_dir: Path | None) -> Dataset:
     """The run's bench, if the files at hand are those that the run was made with."""
-    bench = str(mapping(run.manifest.get("config")).get("bench"))
+    config = mapping(run.manifest.get("config"))
+    bench, protocol = str(config.get("bench")), str(config.get("protocol", "full"))
     data = mapping(run.manifest.get("data"))
     if data.get("source") == "sample":
         raise LemonError(
             f"{run.path}: the run was made on the built-in sample, which no other tool knows; "
             "run again with the official files"
         )
-    dataset = load(bench, data_dir=data_dir)
+    dataset = load(bench, protocol=protocol, data_dir=data_dir)
     if dataset.sha256 != data.get("sha256"):
         raise LemonError(
             f"{run.path / 'manifest.json'}: data.sha256 is {plain(data.get('sha256'))}, that of the "
