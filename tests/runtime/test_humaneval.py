@@ -135,7 +135,7 @@ def test_the_prompts_imports_and_helpers_serve_a_whole_function() -> None:
         ("    import ctypes\n    ctypes.string_at(0)\n", S.CRASHED, "exit code -11"),
         ("    import sys\n    sys.exit(0)\n", S.FAILED, "SystemExit"),
         ("import no_such_module\n" + FULL, S.FAILED, "ModuleNotFoundError"),
-        ("    return {}[x]\n", S.FAILED, "KeyError: 2 at: assert candidate(2) == 4"),
+        ("    return {}[x]\n", S.FAILED, "KeyError: '2' at: assert candidate(2) == 4"),
         ("    return f(x)\n", S.FAILED, "RecursionError"),
         ("    return x * 3\n", S.FAILED, "AssertionError: at: assert candidate(2) == 4"),
         ("    return f\n", S.FAILED, "returned a function"),
