@@ -33,6 +33,7 @@ LEVELS = (
 )  # fmt: skip
 """Isolation levels, weakest first: what a run had, and the least that a user accepts."""
 
+_PATIENCE_S = 5.0  # for a box to end that has nothing left to do but that; milliseconds, on an idle machine
 BACKSTOP_S = 10.0  # beyond the wall limit, which the child's warden keeps: start-up on a busy machine
 _BOOT = """import marshal, sys
 modules, config = marshal.loads(sys.stdin.buffer.read())
@@ -228,14 +229,14 @@ class Box:
         }
 
     def close(self, *, now: bool) -> None:
-        """Leave nothing running; at once, or after it has had a second to end by itself."""
+        """Leave nothing running; at once, or after it has had a moment to end by itself."""
         process = self.process
         if process is None or process.returncode is not None:
             return
         if now:
             process.terminate()
         try:
-            process.wait(timeout=1.0)
+            process.wait(timeout=_PATIENCE_S)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()

@@ -183,13 +183,13 @@ def _end_of(candidate: Report, test: Report, limits: Limits) -> tuple[CandidateS
             return CandidateStatus.TIMEOUT, f"still running after {limits.wall_s:g} s"
         if report.exit and report.exit.used_up(limits):
             return CandidateStatus.CPU_LIMIT, f"{who} took more than {limits.cpu_s:g} s of CPU time"
-    for report in (candidate, test):
-        if not report.level and report.exit is not None:
-            raise LemonError(not_started(report))
     if test.cut == "timeout":
         return CandidateStatus.TIMEOUT, f"still running after {limits.wall_s:g} s"
     if test.cut == "limit":
         return CandidateStatus.OUTPUT, "the test, given its values, printed too much"
+    for report in (candidate, test):
+        if not report.level:
+            raise LemonError(not_started(report))
     if candidate.exit is None:
         return CandidateStatus.CRASHED, "it hung up on the test"
     return CandidateStatus.CRASHED, f"it ended before the test did (exit code {candidate.exit.code})"

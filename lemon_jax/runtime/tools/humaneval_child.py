@@ -127,9 +127,9 @@ class Link:
         """The candidate's exception, for tests that expect one: of its nearest built-in kind."""
         self.memory = self.memory or name == "MemoryError"
         try:
-            return _ERRORS.get(name, RuntimeError)(text)
-        except TypeError:  # UnicodeDecodeError wants five arguments
-            return RuntimeError(text)
+            return _ERRORS[name](text)
+        except (KeyError, TypeError):  # SystemExit, which may not end the test; UnicodeDecodeError wants more
+            return RuntimeError(f"{name}: {text}")
 
     def _receive(self):
         try:

@@ -124,16 +124,19 @@ def confine_files(dirs, hidden):
     handled = (ctypes.c_uint64 * 1)(0x1FFF)  # the 13 rights of ABI 1
     try:
         ruleset = _call("syscall", 444, ctypes.byref(handled), ctypes.sizeof(handled), 0)
-        for name, rights in readable_paths(dirs, hidden):
-            fd = os.open(name, os.O_PATH | os.O_CLOEXEC)
-            rule = (ctypes.c_uint32 * 3)(rights, 0, fd)  # packed: u64 rights, i32 fd
-            _call("syscall", 445, ruleset, 1, ctypes.byref(rule), 0)
-            os.close(fd)
-        _call("syscall", 446, ruleset, 0)
-        os.close(ruleset)
     except OSError:
         return False
-    return True
+    for name, rights in readable_paths(dirs, hidden):
+        try:
+            fd = os.open(name, os.O_PATH | os.O_CLOEXEC)
+        except OSError:  # it is gone: one thing less to be read
+            continue
+        rule = (ctypes.c_uint32 * 3)(rights, 0, fd)  # packed: u64 rights, i32 fd
+        _attempt("syscall", 445, ruleset, 1, ctypes.byref(rule), 0)
+        os.close(fd)
+    confined = _attempt("syscall", 446, ruleset, 0)
+    os.close(ruleset)
+    return confined
 
 
 def set_limits(limits):
