@@ -24,7 +24,7 @@ COUNTS = {
     ("aqua", "full"): (254, 0, 254),
     ("aqua", "lemon"): (254, 0, 254),
     ("aqua", "gdesigner"): (40, 0, 214),
-    ("multiarith", "full"): (420, 0, 180),
+    ("multiarith", "full"): (420, 6, 180),
     ("multiarith", "lemon"): (0, 0, 600),
     ("multiarith", "gdesigner"): (40, 3, 560),
     ("gsm8k", "full"): (7473, 0, 1319),
@@ -76,7 +76,9 @@ def test_every_bench_has_every_protocol():
 @pytest.mark.parametrize("bench", ["multiarith", "svamp"])
 def test_evaluation_only_protocols_say_so_and_cannot_be_trained_on(bench):
     full, scored = load(bench), load(bench, protocol="lemon")
-    assert {task.id for task in (*full.train, *full.test)} == {task.id for task in scored.test}
+    repeated = {fault.split()[0] for fault in full.faults if "it was taken out of train" in fault}
+    kept = {task.id for task in (*full.train, *full.test)}
+    assert kept | repeated == {task.id for task in scored.test}
     assert scored.train == ()
     assert scored.note.startswith("for evaluation only")
     source = find_source(bench, "lemon")
@@ -85,7 +87,7 @@ def test_evaluation_only_protocols_say_so_and_cannot_be_trained_on(bench):
     leaking = replace(
         source,
         split=lambda rows: (SOURCES[bench].split(rows)[0], source.split(rows)[1]),
-        n_train=len(full.train),
+        n_train=SOURCES[bench].n_train,
     )
     with pytest.raises(LemonError, match="test items stand in train too"):
         build(bench, leaking, paths)
@@ -146,11 +148,21 @@ def test_gdesigner_sets_are_those_of_the_public_code():
     assert scored[:3] == (val[884], val[1021], val[475])  # numpy.random.default_rng(888).permutation(1531)
 
 
+def test_multiarith_has_the_split_of_its_published_copies():
+    """Their test files begin and end with these problems, their train file with number 536."""
+    data = load("multiarith")
+    assert [t.id for t in data.test[:5]] == [f"multiarith-{i}" for i in (123, 29, 122, 157, 413)]
+    assert data.test[-2].question.startswith("Sam had to wash 40 short sleeve shirts")
+    assert data.test[-1].question.startswith("A waiter had 47 customers to wait on.")
+    assert [t.id for t in data.train[:4]] == [f"multiarith-{i}" for i in (536, 599, 428, 424)]
+
+
 def test_known_faults_are_reported():
     faults = {bench: "\n".join(load(bench).faults) for bench in SOURCES}
     assert "test: 7 items have two options with the same text" in faults["aqua"]
     assert "some golds are wrong" in faults["aqua"]
-    assert "20 items repeat an earlier question" in faults["multiarith"]
+    assert "train: 12 items repeat an earlier question" in faults["multiarith"]
+    assert "test: 2 items repeat an earlier question" in faults["multiarith"]
     assert "test: 14 golds have thousands separators (gsm8k-test-146, " in faults["gsm8k"]
     assert "test: 2 golds are negative (gsm8k-test-489, gsm8k-test-1113)" in faults["gsm8k"]
     assert "gsm8k-train-1827 and 59 more)" in faults["gsm8k"]

@@ -164,7 +164,7 @@ def test_flags(flags, expected, refused):
 
 def test_no_bench(capsys):
     assert run_main("--workers", "scripted") == 2
-    assert capsys.readouterr().err == "error: --bench is missing; give --bench aqua or --bench multiarith\n"
+    assert capsys.readouterr().err == "error: --bench is missing; give --bench aqua, or another one, or all\n"
 
 
 def test_preset_file(refused, tmp_path):

@@ -204,8 +204,9 @@ def test_help_explains_every_flag_on_one_line_with_its_default(capsys, monkeypat
         run_script.parse_arguments(["--help"])
     assert end.value.code == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
-    flags = "bench preset workers policy steps tasks-per-step group eval-tasks baselines best-fixed"
-    flags += " search-tokens seed out resume data no-counterfactual fresh allow-unsandboxed"
+    flags = "bench protocol preset workers policy steps tasks-per-step group eval-tasks baselines best-fixed"
+    flags += " search-tokens seed out resume data no-counterfactual fresh accept-isolation"
+    flags += " allow-unsandboxed"
     assert [line.split()[0] for line in lines] == [f"--{flag}" for flag in flags.split()]
     assert all(re.search(r"\S \(.+\)$", line) for line in lines)
 

@@ -297,4 +297,4 @@ def test_the_official_files(tmp_path, monkeypatch, capsys):
     assert main([*argv, folder]) == 0
     (_, rows) = samples(tmp_path / "out")["lemon"]
     assert [row["doc"]["id"] for row in rows] == [task.id for task in dataset.test]
-    assert (rows[0]["doc"]["id"], rows[0]["doc_id"]) == ("multiarith-420", 0)
+    assert (rows[0]["doc"]["id"], rows[0]["doc_id"]) == ("multiarith-123", 0)
