@@ -19,7 +19,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "runtime"))
 
-from attack_runner import Outcome, Witness, cases, processes, run
+from attack_runner import Outcome, Witness, cases, processes, run, survivors
 
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import LEVELS, CandidateResult, check_candidate, require
@@ -63,7 +63,7 @@ async def attack(only: str, accept: str) -> int:
         outcomes = await asyncio.gather(*(one(case) for case in chosen))
         won = sum(bool(outcome.won) for outcome in outcomes)
         touched = witness.seen()
-    left = await survivors(before)
+    left = survivors(before)
     kinds = collections.Counter(f"{o.case.attack.kind}s" for o in outcomes)
     names = {o.case.attack.name for o in outcomes}
     print(
@@ -72,15 +72,6 @@ async def attack(only: str, accept: str) -> int:
         f"{time.monotonic() - started:.1f} s"
     )
     return int(bool(won or left or touched))
-
-
-async def survivors(before: set[int]) -> set[int]:
-    """Sandbox processes that were not there before and are still there after three seconds."""
-    for _ in range(30):
-        if not (left := set(processes()) - before):
-            break
-        await asyncio.sleep(0.1)
-    return left
 
 
 async def check_canonical(path: Path, accept: str) -> int:

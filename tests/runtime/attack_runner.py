@@ -12,6 +12,7 @@ import stat
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -58,7 +59,7 @@ class Witness:
     def __enter__(self) -> Witness:
         self.mark = f"lemon-mark-{secrets.token_hex(8)}"
         self.secret = f"secret-{secrets.token_hex(16)}"
-        os.environ["LEMON_TEST_SECRET"] = self.secret
+        os.environ[self.mark] = self.secret
         self.folder = Path(tempfile.mkdtemp(prefix="lemon-witness-"))
         (self.folder / "secret").write_text(self.secret)
         (self.folder / "open").write_text("untouched")
@@ -77,7 +78,7 @@ class Witness:
         for server in (self._tcp, self._udp, self._unix):
             server.close()
         shutil.rmtree(self.folder)
-        del os.environ["LEMON_TEST_SECRET"]
+        del os.environ[self.mark]
 
     def names(self) -> str:
         """Lines that give an attack the names it uses."""
@@ -113,6 +114,23 @@ def processes(mark: str = _BOOT_MARK) -> Iterator[int]:
                 yield int(entry.name)
         except OSError:  # it ended meanwhile
             continue
+
+
+def survivors(before: set[int], patience_s: float = 5.0) -> set[int]:
+    """Sandbox processes that were not there `before` and are there all the while from now on."""
+    left = set(processes()) - before
+    deadline = time.monotonic() + patience_s
+    while left and time.monotonic() < deadline:
+        time.sleep(0.02)
+        left &= set(processes())
+    return left
+
+
+@contextmanager
+def no_survivors() -> Iterator[None]:
+    before = set(processes())
+    yield
+    assert not survivors(before)
 
 
 async def run(case: Case, witness: Witness, accept: str = "seccomp", limits: Limits = LIMITS) -> Outcome:

@@ -6,14 +6,13 @@ import asyncio
 import platform
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 
 import pytest
-from attack_runner import Case, Witness, cases, processes, run
-from attacks import ATTACKS, FAKES, HONEST, PROMPT, TEST
+from attack_runner import Case, Witness, cases, no_survivors, run
+from attacks import ATTACKS, ESCAPES, FAKES, HONEST, PROMPT, TEST, Attack
 
-from lemon_jax.runtime.tools import LEVELS, check_candidate, reached
+from lemon_jax.runtime.tools import LEVELS, box, check_candidate, reached
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or platform.machine() != "x86_64", reason="attacks by x86_64 Linux calls"
@@ -22,19 +21,82 @@ pytestmark = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def witness() -> Iterator[Witness]:
-    before = set(processes())
-    with Witness() as found:
+    with no_survivors(), Witness() as found:
         yield found
-    deadline = time.monotonic() + 3
-    while (left := set(processes()) - before) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not left
 
 
 @pytest.mark.parametrize("case", cases(), ids=str)
 def test_attacks_fail(case: Case, witness: Witness) -> None:
     outcome = asyncio.run(run(case, witness))
     assert not outcome.won, outcome
+
+
+# Without namespaces and without Landlock, what everybody may read can be read; sandbox.py says so.
+READS = {
+    "environment of others",
+    "installed packages read",
+    "memory of the parent",
+    "project imported",
+    "secret file read",
+    "system files read",
+}
+
+
+@pytest.mark.parametrize(
+    "layers", [("namespaces", "landlock", "seccomp"), ("landlock", "seccomp"), ("seccomp",)]
+)
+@pytest.mark.parametrize("attack", ESCAPES, ids=lambda attack: attack.name)
+def test_escapes_fail_at_weaker_levels(
+    attack: Attack, layers: tuple[str, ...], witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box, "LAYERS", layers)
+    if reached() not in ("namespaces+seccomp", "landlock+seccomp", "seccomp"):
+        pytest.skip(f"this machine does not allow {'+'.join(layers)}")
+    if reached() == "seccomp" and attack.name in READS:
+        pytest.skip("nothing confines reading at this level")
+    outcome = asyncio.run(run(Case(attack=attack, form="program"), witness))
+    assert not outcome.won, outcome
+
+
+@pytest.mark.parametrize(
+    ("name", "seen"),
+    [
+        ("tcp", "reached a server"),
+        ("udp", "reached a server"),
+        ("abstract socket", "reached a server"),
+        ("socket pair", ""),
+        ("secret file read", ""),
+        ("files changed", "changed a file"),
+        ("linked outside", "changed a file"),
+        ("memory of the parent", ""),
+        ("harness signalled", ""),
+        ("child process", ""),
+        ("death signal cleared", ""),
+        ("own session", ""),
+        ("system files read", ""),
+        ("installed packages read", ""),
+        ("project imported", ""),
+        ("spawned process", ""),
+        ("daemon", ""),
+        ("shell", ""),
+        ("signal by file", ""),
+        ("files watched", ""),
+        ("namespaces entered", ""),
+        ("files in memory", ""),
+        ("limits raised", ""),
+        ("calls of 32 bits", ""),
+    ],
+)
+def test_attacks_do_get_out_where_nothing_isolates(
+    name: str, seen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The harmless ones: else the tests above would pass for attacks that never work."""
+    monkeypatch.setattr(box, "LAYERS", ())
+    (attack,) = [attack for attack in ESCAPES if attack.name == name]
+    with Witness() as witness:
+        outcome = asyncio.run(run(Case(attack=attack, form="program"), witness, accept="rlimits"))
+        assert outcome.won == "got out", outcome
+        assert witness.seen() == seen
 
 
 def test_there_are_many_and_each_has_its_own_name() -> None:

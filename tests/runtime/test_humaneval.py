@@ -7,13 +7,12 @@ import os
 import socket
 import sys
 import textwrap
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from attack_runner import processes
+from attack_runner import no_survivors
 
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import LEVELS, CandidateResult, Limits, box, check_candidate, isolation, sandbox
@@ -44,12 +43,8 @@ def check(
 
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
-    before = set(processes())
-    yield
-    deadline = time.monotonic() + 3
-    while (left := set(processes()) - before) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not left
+    with no_survivors():
+        yield
 
 
 FULL = "def f(x):\n    return x * 2\n"
@@ -284,7 +279,6 @@ def test_an_interpreter_that_does_not_start_is_the_users_to_mend(monkeypatch: py
         check(FULL, accept="rlimits")
 
 
-@pytest.mark.slow
 def test_two_hundred_by_sixteen_workers_after_jax_started(monkeypatch: pytest.MonkeyPatch) -> None:
     """Warnings are errors in this project, so JAX's warning of os.fork would fail this test."""
     jax = pytest.importorskip("jax")
