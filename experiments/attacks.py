@@ -16,6 +16,7 @@ import json
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "runtime"))
 
@@ -50,7 +51,7 @@ async def attack(only: str, accept: str) -> int:
     width = max((len(case.attack.name) for case in chosen), default=0)
     before, started = set(processes()), time.monotonic()
 
-    async def one(case) -> Outcome:
+    async def one(case: Any) -> Outcome:
         outcome = await run(case, witness, accept)
         print(
             f"{case.attack.name:{width}}  {case.attack.kind:8} {case.form:9}  {outcome.won or 'held':12}  "

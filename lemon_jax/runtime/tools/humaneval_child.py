@@ -90,7 +90,7 @@ class Link:
     def __init__(self, calls, replies):
         self.calls, self.replies = calls, replies
         self.number = 0
-        self.lost = ""  # why there will be no more replies
+        self.lost: tuple = ()  # why there will be no more replies
         self.fault = ""  # what the test asked for and cannot have
         self.memory = False
 
@@ -153,7 +153,7 @@ def test(job, say):
 
 def verdict(job, link):
     """(kind, reason); kind is "passed", "failed", "missing", "memory", "lost", "foul" or "test_error"."""
-    names = {"__name__": "test", "__builtins__": builtins}
+    names: dict = {"__name__": "test", "__builtins__": builtins}
     try:
         # The prompt's helpers come from the prompt: a test may call them, and the candidate may not choose.
         exec(compile(prelude(job["prompt"], job["entry_point"]), "<prompt>", "exec"), names)
