@@ -16,7 +16,6 @@ import pytest
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import box
 from lemon_jax.runtime.tools.box import Limits
-from lemon_jax.runtime.tools.programs import extract_code
 from lemon_jax.runtime.tools.sandbox import ProgramResult, run_program
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the isolation layers are Linux's")
@@ -383,7 +382,6 @@ def test_programs_die_with_the_harness(tmp_path: Path) -> None:
         while len(sandbox_pids() - before) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         harness.send_signal(signal.SIGKILL)
-    # the fixture checks that both processes are gone
 
 
 def test_sixteen_at_once_after_jax_started() -> None:
@@ -391,35 +389,12 @@ def test_sixteen_at_once_after_jax_started() -> None:
     jax.numpy.ones(3).block_until_ready()
 
     async def scenario() -> list[ProgramResult]:
-        codes = [f"answer = {i} * 2" for i in range(48)]
         gate = asyncio.Semaphore(16)
 
-        async def one(code: str) -> ProgramResult:
+        async def one(i: int) -> ProgramResult:
             async with gate:
-                return await run_program(code, allow_unsandboxed=True)
+                return await run_program(f"answer = {i} * 2", allow_unsandboxed=True)
 
-        return await asyncio.gather(*map(one, codes))
+        return await asyncio.gather(*map(one, range(48)))
 
-    results = asyncio.run(scenario())
-    assert [r.value for r in results] == [str(2 * i) for i in range(48)]
-
-
-@pytest.mark.parametrize(
-    ("text", "code"),
-    [
-        ("answer = 1", "answer = 1"),
-        ("Here:\n```python\nanswer = 1\n```\nDone.", "answer = 1"),
-        ("```\nanswer = 1\n```", "answer = 1"),
-        ("```python\nanswer = 1\n```\nBetter:\n```py\nanswer = 2\n```", "answer = 2"),
-        ("```python\nanswer = 1\n```\nIt prints\n```output\n1\n```", "answer = 1"),
-        ("```python\nanswer = 1\n```\nand\n```python\nanswer = ", "answer = 1"),
-        ("```python\nanswer = 1", "answer = 1"),
-        ("answer = 1\n```", "answer = 1"),
-        ("```python answer = 1```", "answer = 1"),
-        ("- item\n  ```python\n  x = 1\n  if x:\n    answer = 2\n  ```", "x = 1\nif x:\n  answer = 2"),
-        ("```Python\r\nanswer = 1\r\n```", "answer = 1"),
-        ("", ""),
-    ],
-)
-def test_extract_code(text: str, code: str) -> None:
-    assert extract_code(text) == code
+    assert [r.value for r in asyncio.run(scenario())] == [str(2 * i) for i in range(48)]
