@@ -16,11 +16,10 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "runtime"))
 
-from attack_runner import Outcome, Witness, cases, processes, run, survivors
+from attack_runner import Case, Outcome, Witness, cases, processes, run, survivors
 
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import LEVELS, CandidateResult, check_candidate, require
@@ -51,7 +50,7 @@ async def attack(only: str, accept: str) -> int:
     width = max((len(case.attack.name) for case in chosen), default=0)
     before, started = set(processes()), time.monotonic()
 
-    async def one(case: Any) -> Outcome:
+    async def one(case: Case) -> Outcome:
         outcome = await run(case, witness, accept)
         print(
             f"{case.attack.name:{width}}  {case.attack.kind:8} {case.form:9}  {outcome.won or 'held':12}  "

@@ -134,7 +134,6 @@ def no_survivors() -> Iterator[None]:
 
 
 async def run(case: Case, witness: Witness, accept: str = "seccomp", limits: Limits = LIMITS) -> Outcome:
-    started = time.monotonic()
     names = witness.names() if case.attack.kind == "escape" else ""
     allowed = accept == "rlimits"
     if case.form == "program":
@@ -153,4 +152,4 @@ async def run(case: Case, witness: Witness, accept: str = "seccomp", limits: Lim
     if took > limits.wall_s + BACKSTOP_S:
         won = won or "outlived its limits"
     won = won or witness.seen()
-    return Outcome(case=case, won=won, status=status, isolation=isolation, seconds=time.monotonic() - started)
+    return Outcome(case=case, won=won, status=status, isolation=isolation, seconds=took)

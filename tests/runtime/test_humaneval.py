@@ -7,18 +7,19 @@ import os
 import socket
 import sys
 import textwrap
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from attack_runner import no_survivors
 
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import LEVELS, CandidateResult, Limits, box, check_candidate, isolation, sandbox
 from lemon_jax.runtime.tools import CandidateStatus as S
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="the isolation layers are Linux's")
+pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="the isolation layers are Linux's"),
+    pytest.mark.usefixtures("nothing_left_behind"),
+]
 
 PROMPT = 'def f(x):\n    """double"""\n'
 TEST = "def check(candidate):\n    assert candidate(2) == 4\n    assert candidate('ab') == 'abab'\n"
@@ -39,12 +40,6 @@ def check(
             limits=limits, accept=accept,
         )
     )  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def nothing_left_behind() -> Iterator[None]:
-    with no_survivors():
-        yield
 
 
 FULL = "def f(x):\n    return x * 2\n"

@@ -90,7 +90,7 @@ class Link:
     def __init__(self, calls, replies):
         self.calls, self.replies = calls, replies
         self.number = 0
-        self.lost: tuple = ()  # why there will be no more replies
+        self.lost: tuple = ()  # (kind, reason) once there will be no more replies
         self.fault = ""  # what the test asked for and cannot have
         self.memory = False
 
@@ -98,7 +98,7 @@ class Link:
         found = self._receive()
         if len(found) != 2 or not all(isinstance(part, str) for part in found):
             self._lose("foul", "a first message that is none")
-        return found
+        return found[0], " ".join(found[1].split())[:300]
 
     def __call__(self, *args, **kwargs):
         self.number += 1
@@ -153,19 +153,19 @@ def test(job, say):
 
 def verdict(job, link):
     """(kind, reason); kind is "passed", "failed", "missing", "memory", "lost", "foul" or "test_error"."""
-    names: dict = {"__name__": "test", "__builtins__": builtins}
+    names: dict = {"__name__": "test", "__builtins__": builtins, job["entry_point"]: link}
     try:
         # The prompt's helpers come from the prompt: a test may call them, and the candidate may not choose.
         exec(compile(prelude(job["prompt"], job["entry_point"]), "<prompt>", "exec"), names)
-        names[job["entry_point"]] = link
-        exec(compile(job["test"], "<test>", "exec"), names)
+        body = compile(job["test"], "<test>", "exec")
+        status, text = link.hello()
+        if status != "ready":
+            return (status if status in ("missing", "memory") else "failed"), text
+        exec(body, names)
         check = names["check"]
     except BaseException as error:
         return link.lost or ("test_error", f"the test does not load: {described(error)}")
     try:
-        status, text = link.hello()
-        if status != "ready":
-            return (status if status in ("missing", "memory") else "failed"), text
         check(link)
     except BaseException as error:
         if link.fault:

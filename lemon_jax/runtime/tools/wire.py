@@ -24,7 +24,7 @@ class WireError(ValueError):
     """The value cannot travel, or the bytes are no value; the message is one line."""
 
 
-def encode(value: object) -> bytes:
+def encode(value):
     """Bytes of `value`, at most MAX_BYTES; WireError where it is, or holds, what cannot travel."""
     out = bytearray()
     _write(value, out, MAX_DEPTH)
@@ -70,7 +70,7 @@ def _parts(value, kind):
         return b"d", [part for pair in dict.items(value) for part in pair]
     for tag, base in _SEQUENCES.items():
         if issubclass(kind, base):
-            return tag, list(base.__iter__(value))  # type: ignore[attr-defined]
+            return tag, list(vars(base)["__iter__"](value))
     if not hasattr(kind, "__iter__"):
         raise WireError(f"a {kind.__name__}, which is no plain value")
     items = []
