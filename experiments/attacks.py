@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests" / "runti
 from attack_runner import Case, Outcome, Witness, cases, processes, run, survivors
 
 from lemon_jax.errors import LemonError
-from lemon_jax.runtime.tools import LEVELS, CandidateResult, check_candidate, require
+from lemon_jax.runtime.tools import ACCEPTED, LEVELS, CandidateResult, check_candidate, require
 
 
 def main() -> int:
@@ -32,7 +32,7 @@ def main() -> int:
     add = parser.add_argument
     add("--canonical", type=Path, metavar="FILE", help="check the canonical solutions of this file instead")
     add("--only", default="", metavar="TEXT", help="attacks whose kind or name holds TEXT")
-    add("--accept-isolation", default="namespaces+seccomp", choices=LEVELS, help="least (namespaces+seccomp)")
+    add("--accept-isolation", default=ACCEPTED, choices=LEVELS, help=f"least ({ACCEPTED})")
     args = parser.parse_args()
     try:
         level = require(args.accept_isolation)

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import errno
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lemon_jax.backends import Reply
-    from lemon_jax.report import RunProgress
     from lemon_jax.train.config import RunConfig
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -27,7 +24,6 @@ CHECKPOINTS = ROOT / "checkpoints"
 PRESETS = Path(__file__).resolve().parent / "presets"
 BENCHES = ("aqua", "gsm8k", "humaneval", "mmlu", "multiarith", "svamp")  # bench.SOURCES, not yet imported
 EXIT_FAULT, EXIT_INTERRUPTED = 2, 130
-NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -73,7 +69,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     # Imported behind the argument parser, so that --help does not wait for JAX.
-    from lemon_jax.errors import LemonError
+    from lemon_jax.errors import NO_ROOM, LemonError
 
     # A polite kill takes the same way out as Ctrl-C: worker servers are stopped, files are closed.
     # A shell that starts it in the background would leave SIGINT ignored.
@@ -102,7 +98,6 @@ def run(args: argparse.Namespace) -> int:
     from lemon_jax.orchestrator import Orchestrator
     from lemon_jax.report import RunProgress, write_report
     from lemon_jax.report.cli import print_results
-    from lemon_jax.runtime.tools import require
     from lemon_jax.train.job import Job, manifest
     from lemon_jax.train.run_dir import EXECUTIONS, RunDir
 
@@ -112,15 +107,14 @@ def run(args: argparse.Namespace) -> int:
             config.bench,
             protocol=config.protocol,
             data_dir=args.data,
-            on_progress=_data_progress(progress),
+            on_progress=progress.file,
         )
         if config.steps and not dataset.train:
             raise LemonError(
                 f"the {config.protocol} protocol scores every task of {config.bench} and leaves none to "
                 "train on; evaluate a policy with --steps 0"
             )
-        if dataset.test[0].kind == "code":
-            require(config.accept_isolation)
+        config.grader.check(dataset.test)
         if dataset.banner:
             progress.note(dataset.banner)
         policy = Orchestrator.load(_policy_folder(config.policy))
@@ -261,10 +255,6 @@ def _check_same(earlier: dict[str, Any], now: dict[str, Any]) -> None:
             f"cannot resume: {', '.join(changed)} differ from the run's manifest; restore what the run was "
             "started with (same --data, policy folder and worker file), or start a new run"
         )
-
-
-def _data_progress(progress: RunProgress) -> Callable[[str, int, int | None], None]:
-    return lambda name, done, total: progress.download(done, total or 0, name)
 
 
 if __name__ == "__main__":

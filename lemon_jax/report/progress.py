@@ -165,6 +165,10 @@ class RunProgress:
         self._console.print(Text(plain(text)), soft_wrap=True)
 
     @_never_raises
+    def file(self, name: str, done: int, total: int | None) -> None:
+        """`download` in the order of words of `bench.load`; a total that is unknown is None."""
+        self.download(done, total or 0, name)
+
     def download(self, done: int, total: int, what: str) -> None:
         """Callback of a download: bytes done, bytes in all, and what is being done. May be called often."""
         phase = self._downloads.get(what)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 from pathlib import Path
@@ -16,12 +15,11 @@ try:
 except ImportError:  # orbax-checkpoint 0.12 ships it under this name
     from orbax.checkpoint.experimental import v1 as ocp
 
-from lemon_jax.errors import LemonError
+from lemon_jax.errors import NO_ROOM, LemonError
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.update import TrainState
 
 KEEP = 2
-_NO_ROOM = tuple(os.strerror(e) for e in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
 log = logging.getLogger(__name__)
 
 
@@ -44,7 +42,7 @@ class Checkpoints:
         try:
             self._checkpointer.save(step, _tree(step, state, sampler), overwrite=True)
         except ValueError as error:  # how the library reports any failed write
-            reason = next((text for text in _NO_ROOM if text in str(error)), None)
+            reason = next((text for text in map(os.strerror, NO_ROOM) if text in str(error)), None)
             if reason is None:
                 raise
             raise LemonError(

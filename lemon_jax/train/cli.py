@@ -24,11 +24,11 @@ from lemon_jax.report.cli import print_results
 from lemon_jax.report.run_files import plain
 from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.runtime.cli import read_spec
-from lemon_jax.runtime.tools import require
+from lemon_jax.runtime.tools import ACCEPTED
 from lemon_jax.spec import CAPACITIES, Spec, baselines, dump
 from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
-from lemon_jax.train.grading import ISOLATION, Grader
-from lemon_jax.train.provenance import git_sha, versions, worker_facts
+from lemon_jax.train.grading import Grader
+from lemon_jax.train.provenance import SPLIT, data_facts, git_sha, tested, versions, worker_facts
 from lemon_jax.train.run_dir import EXECUTIONS, MANIFEST, SUMMARY, RunDir
 
 SAMPLE = "sample"
@@ -70,9 +70,9 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     )
     add(
         "--accept-isolation",
-        default=ISOLATION,
+        default=ACCEPTED,
         metavar="LEVEL",
-        help=f"lowest for an answer's code ({ISOLATION})",
+        help=f"lowest for an answer's code ({ACCEPTED})",
     )
     add("--allow-unsandboxed", action="store_true", help="as for lemon run (off)")
     parser.set_defaults(func=run_eval)
@@ -109,12 +109,12 @@ def _evaluate(args: argparse.Namespace, method: str, spec: Spec) -> int:
     with RunProgress() as progress:
         dataset = _dataset(args, progress)
         tasks = choose_tasks(dataset.test, args.tasks or len(dataset.test), args.seed)
-        if tasks[0].kind == "code":
-            require(args.accept_isolation)
+        grader = Grader.of(args.protocol, args.accept_isolation)
+        grader.check(tasks)
         # A baseline of this name has roles of the task's own family.
         spec = baselines(args.capacity, seed=args.seed, family=tasks[0].family).get(args.spec, spec)
         pool = WorkerPool(worker_config(args.workers), progress.download)
-        summary, run = asyncio.run(_run(args, method, spec, dataset, tasks, pool, progress))
+        summary, run = asyncio.run(_run(args, method, spec, dataset, tasks, pool, progress, grader))
     executions = run.read(EXECUTIONS)
     print_results(summary, executions)
     failed = [row for row in executions if row["infra_failed"]]
@@ -132,6 +132,7 @@ async def _run(
     tasks: Sequence[Task],
     pool: WorkerPool,
     progress: RunProgress,
+    grader: Grader,
 ) -> tuple[dict[str, Any], RunDir]:
     started = time.monotonic()
     async with pool:
@@ -139,51 +140,53 @@ async def _run(
         facts = _facts(args, method, spec, dataset, tasks, pool)
         run = _open(args.out or _default_out(args.bench, method), facts)
         progress.note(f"run directory: {run.path}")
-        store = CallStore(run.calls)
-        try:
-            if stored := store.count():
-                progress.note(f"{stored:,} worker calls have been answered before")
-            caller = Caller(pool, store)
-            executor = Executor(caller, read_answer, allow_unsandboxed=args.allow_unsandboxed)
-            progress.phase(f"evaluating {method}", len(tasks))
-            specs = fixed(spec, len(tasks))
-            grader = Grader.of(args.protocol, args.accept_isolation)
-            setting = Setting(
-                bench=args.bench,
-                split="test",
-                seed=args.seed,
-                extractor=grader.extractor,
-                protocol=args.protocol,
-            )
-            with run.locked():
+        # From here on the folder is this process's own: a second one may neither write nor clear it away.
+        with run.locked():
+            store = CallStore(run.calls)
+            try:
+                if stored := store.count():
+                    progress.note(f"{stored:,} worker calls have been answered before")
+                caller = Caller(pool, store)
+                executor = Executor(caller, read_answer, allow_unsandboxed=args.allow_unsandboxed)
+                progress.phase(f"evaluating {method}", len(tasks))
+                setting = Setting(
+                    bench=args.bench,
+                    split=SPLIT,
+                    seed=args.seed,
+                    extractor=grader.extractor,
+                    protocol=args.protocol,
+                )
+                specs = fixed(spec, len(tasks))
                 row, lines = await evaluate(
                     executor, store, method, tasks, specs, progress.advance, setting=setting, grader=grader
                 )
-        except LemonError:
-            if not (run.path / SUMMARY).exists():
-                run.discard_unused()
-            raise
-        finally:
-            store.close()
-    summary = {
+            except LemonError:
+                if not (run.path / SUMMARY).exists():
+                    run.discard_unused()
+                raise
+            finally:
+                store.close()
+            seconds = time.monotonic() - started
+            summary = _summary(args, dataset, row, live_calls=caller.live_calls, seconds=seconds)
+            run.write_lines(EXECUTIONS, lines)
+            run.write_json(SUMMARY, summary)
+    return summary, run
+
+
+def _summary(
+    args: argparse.Namespace, dataset: Dataset, row: dict[str, Any], *, live_calls: int, seconds: float
+) -> dict[str, Any]:
+    return {
         "bench": args.bench,
         "workers": args.workers,
         "policy": None,
         "seed": args.seed,
         "steps": 0,
-        "wall_s": round(time.monotonic() - started, 1),
-        "data": {
-            "source": dataset.source,
-            "split": "test",
-            "n": len(dataset.test),
-            "sha256": dataset.sha256,
-        },
-        "train": {"live_calls": caller.live_calls},
+        "wall_s": round(seconds, 1),
+        "data": tested(dataset),
+        "train": {"live_calls": live_calls},
         "eval": [row],
     }
-    run.write_lines(EXECUTIONS, lines)
-    run.write_json(SUMMARY, summary)
-    return summary, run
 
 
 def _dataset(args: argparse.Namespace, progress: RunProgress) -> Dataset:
@@ -192,7 +195,7 @@ def _dataset(args: argparse.Namespace, progress: RunProgress) -> Dataset:
             args.bench,
             protocol=args.protocol,
             data_dir=args.data,
-            on_progress=lambda name, done, total: progress.download(done, total or 0, name),
+            on_progress=progress.file,
         )
         if dataset.banner:
             progress.note(dataset.banner)
@@ -226,7 +229,7 @@ def _facts(
         "git_sha": git_sha(),
         "versions": versions(["xllamacpp"]),
         "platform": platform.platform(),
-        "data": {"source": dataset.source, "sha256": dataset.sha256, "faults": list(dataset.faults)},
+        "data": data_facts(dataset),
         "workers": worker_facts(pool),
     }
 

@@ -7,8 +7,9 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from lemon_jax.runtime.tools import ACCEPTED
 from lemon_jax.spec import DEFAULT_BASELINES
-from lemon_jax.train.grading import ISOLATION, Grader
+from lemon_jax.train.grading import Grader
 from lemon_jax.train.rewards import RewardConfig
 
 
@@ -42,7 +43,7 @@ class RunConfig:
     group: int = 4
     edits_per_step: int = 4  # counterfactual executions a step; 0 without counterfactuals
     eval_tasks: int = 50
-    accept_isolation: str = ISOLATION  # the lowest under which an answer's code may run
+    accept_isolation: str = ACCEPTED  # the lowest under which an answer's code may run
     baselines: str = ",".join(DEFAULT_BASELINES)  # to evaluate beside the policy; also "all" and "none"
     best_fixed: bool = False  # search the best fixed spec and evaluate it too
     search_candidates: int = 16

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from lemon_jax.bench import Grade, Task, grade
 from lemon_jax.errors import LemonError
-from lemon_jax.runtime.tools import CandidateStatus, check_candidate
-
-ISOLATION = "namespaces+seccomp"  # what a machine must reach, unless its user accepts less
+from lemon_jax.runtime.tools import ACCEPTED, CandidateStatus, check_candidate, require
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,13 +16,18 @@ class Grader:
     `runtime.tools.LEVELS` under which the code of an answer may run."""
 
     extractor: str = "lemon"
-    accept_isolation: str = ISOLATION
+    accept_isolation: str = ACCEPTED
 
     @classmethod
-    def of(cls, protocol: str, accept_isolation: str = ISOLATION) -> Grader:
+    def of(cls, protocol: str, accept_isolation: str = ACCEPTED) -> Grader:
         """A protocol's own rule: answers of the G-Designer family's sets are read as that family does."""
         extractor = "gdesigner" if protocol == "gdesigner" else "lemon"
         return cls(extractor=extractor, accept_isolation=accept_isolation)
+
+    def check(self, tasks: Sequence[Task]) -> None:
+        """Raise LemonError where the machine isolates too little for the answers of these tasks."""
+        if any(task.kind == "code" for task in tasks):
+            require(self.accept_isolation)
 
     async def grade(self, task: Task, text: str) -> Grade:
         """Grade the text that a system of agents ended with.

@@ -20,13 +20,12 @@ from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.spec import Parsed, baseline_names, baselines
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
-from lemon_jax.train.provenance import git_sha, versions, worker_facts
+from lemon_jax.train.provenance import SPLIT, data_facts, git_sha, tested, versions, worker_facts
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, SUMMARY, TIMINGS, RunDir
 from lemon_jax.train.search import METHOD as BEST_FIXED
 from lemon_jax.train.search import Found, search_fixed
 from lemon_jax.train.trainer import Trainer
 
-SPLIT = "test"  # what is evaluated on
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "numpy", "xllamacpp")
 
 
@@ -174,12 +173,7 @@ class Job:
             "seed": self.config.seed,
             "steps": self.config.steps,
             "wall_s": round(max(wall_s, earlier) if self.resumed else wall_s, 1),
-            "data": {
-                "source": self.dataset.source,
-                "split": SPLIT,
-                "n": len(self.dataset.test),
-                "sha256": self.dataset.sha256,
-            },
+            "data": tested(self.dataset),
             "train": {
                 "executions": total("executions"),
                 "counterfactual_executions": total("counterfactual_executions"),
@@ -212,7 +206,7 @@ def manifest(config: RunConfig, dataset: Dataset, policy: Orchestrator, pool: Wo
         "versions": versions(PACKAGES),
         "device": f"{jax.devices()[0].device_kind} x {jax.device_count()}, {os.cpu_count()} cores",
         "platform": platform.platform(),
-        "data": {"source": dataset.source, "sha256": dataset.sha256, "faults": list(dataset.faults)},
+        "data": data_facts(dataset),
         "tokenizer_sha256": policy.tokenizer.sha256,
         "policy_sha256": params_sha256(policy.decoder),
         "workers": worker_facts(pool),

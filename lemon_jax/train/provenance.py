@@ -12,6 +12,9 @@ from typing import Any
 
 from lemon_jax import __version__
 from lemon_jax.backends import WorkerPool
+from lemon_jax.bench import Dataset
+
+SPLIT = "test"  # what is evaluated on
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
@@ -33,6 +36,21 @@ def git_sha() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return result.stdout.strip() or None
+
+
+def data_facts(dataset: Dataset) -> dict[str, Any]:
+    """The files that a run read, and what is wrong in them."""
+    return {"source": dataset.source, "sha256": dataset.sha256, "faults": list(dataset.faults)}
+
+
+def tested(dataset: Dataset) -> dict[str, Any]:
+    """What the evaluations of a summary are out of."""
+    return {
+        "source": dataset.source,
+        "split": SPLIT,
+        "n": len(dataset.test),
+        "sha256": dataset.sha256,
+    }
 
 
 def worker_facts(pool: WorkerPool) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from lemon_jax.runtime import Usage
 from lemon_jax.spec import Spec, edges
+from lemon_jax.train.evaluate import Scored
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,3 +68,12 @@ def reward(config: RewardConfig, spec: Spec, usage: Usage, *, correct: bool) -> 
         efficiency=config.efficiency / (1.0 + cost / config.half_cost),
         structure=-(config.agent * (len(spec.agents) - 1) + config.dependency * edges(spec)),
     )
+
+
+def reward_of(config: RewardConfig, scored: Scored, *, valid: bool = True) -> Reward:
+    """The reward of an execution; `valid` is the verdict on its spec as it was written."""
+    if not valid or scored.parsed.spec is None or scored.execution is None:
+        return invalid_reward(config)
+    if scored.infra_failed:
+        return masked_reward()
+    return reward(config, scored.parsed.spec, scored.execution.usage, correct=scored.grade.correct)

@@ -17,7 +17,7 @@ from lemon_jax.train.config import RunConfig
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.evaluate import Scored, count_calls, execute, record, together
 from lemon_jax.train.grading import Grader
-from lemon_jax.train.rewards import Reward, RewardConfig, invalid_reward, masked_reward, reward
+from lemon_jax.train.rewards import Reward, reward_of
 
 
 def tasks_of_step(tasks: Sequence[Task], config: RunConfig, step: int) -> list[Task]:
@@ -96,10 +96,10 @@ async def run_step(
         *(execute(executor, per_rollout[i], parse(edit.text), scope, grader) for i, edit in edits),
     )
     scored, edited = results[: len(rollouts)], results[len(rollouts) :]
-    rewards = [_reward(config.reward, s, r.valid) for s, r in zip(scored, rollouts, strict=True)]
+    rewards = [reward_of(config.reward, s, valid=r.valid) for s, r in zip(scored, rollouts, strict=True)]
     contrasts = []
     for (index, edit), outcome in zip(edits, edited, strict=True):
-        value = _reward(config.reward, outcome, valid=True)
+        value = reward_of(config.reward, outcome)
         contrasts.append(
             Contrast(
                 index=index,
@@ -122,14 +122,6 @@ async def _maybe_execute(
     """In training only a spec that is valid as written is executed: the reward sees the strict verdict."""
     parsed = rollout.parsed if rollout.valid else replace(rollout.parsed, spec=None, strict_ok=False)
     return await execute(executor, task, parsed, scope, grader)
-
-
-def _reward(config: RewardConfig, scored: Scored, valid: bool) -> Reward:
-    if not valid or scored.parsed.spec is None or scored.execution is None:
-        return invalid_reward(config)
-    if scored.infra_failed:
-        return masked_reward()
-    return reward(config, scored.parsed.spec, scored.execution.usage, correct=scored.grade.correct)
 
 
 def execution_rows(outcome: StepOutcome, config: RunConfig, step: int) -> list[dict[str, Any]]:

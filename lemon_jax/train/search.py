@@ -18,9 +18,9 @@ from lemon_jax.bench import Task
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime import CallStore, Executor
 from lemon_jax.spec import ROLES, Parsed, Spec, dump, parse
-from lemon_jax.train.evaluate import Scored, execute, record, together
+from lemon_jax.train.evaluate import execute, record, together
 from lemon_jax.train.grading import Grader
-from lemon_jax.train.rewards import Reward, RewardConfig, masked_reward, reward
+from lemon_jax.train.rewards import RewardConfig, reward_of
 from lemon_jax.train.teacher import write_spec
 
 METHOD = "best_fixed"
@@ -225,7 +225,7 @@ class _Search:
             *(execute(self.executor, task, self.parsed[i], SCOPE, self.grader) for i in indices)
         )
         for index, outcome in zip(indices, scored, strict=True):
-            value = self._reward(outcome)
+            value = reward_of(self.rewards, outcome)
             if not value.masked:
                 self.totals[index].append(value.total)
             if outcome.execution and not value.masked:
@@ -238,9 +238,3 @@ class _Search:
         self._keys |= new
         self.spent += tokens
         self.on_spent(tokens)
-
-    def _reward(self, outcome: Scored) -> Reward:
-        if outcome.infra_failed or outcome.execution is None or outcome.parsed.spec is None:
-            return masked_reward()
-        usage = outcome.execution.usage
-        return reward(self.rewards, outcome.parsed.spec, usage, correct=outcome.grade.correct)

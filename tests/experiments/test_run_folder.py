@@ -7,9 +7,10 @@ import subprocess
 import sys
 
 import pytest
-from experiment_helpers import ROOT, child_environment, json_lines, run_main, start
+from experiment_helpers import ROOT, child_environment, contents, json_lines, run_main, start
 
 from lemon_jax.backends import Reply
+from lemon_jax.cli import main as lemon
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime import CallStore
 from lemon_jax.train.run_dir import MANIFEST, RunDir
@@ -47,6 +48,31 @@ def test_two_resumes_of_one_run(policy_folder, tmp_path, capsys):
         assert run_main("--resume", out) == 2
         assert "another process is working on this run" in capsys.readouterr().err
     assert run_main("--resume", out) == 0
+
+
+def test_an_evaluation_that_is_refused_leaves_the_others_folder_alone(tmp_path, capsys):
+    out = tmp_path / "eval"
+    argv = [
+        "eval",
+        "vanilla",
+        "--bench",
+        "sample",
+        "--tasks",
+        "2",
+        "--workers",
+        "scripted",
+        "--out",
+        str(out),
+    ]
+    assert lemon(argv) == 0
+    for name in ("summary.json", "executions.jsonl", "calls.sqlite"):  # as before the first call
+        (out / name).unlink()
+    before = contents(out)
+    with RunDir(out).locked():
+        assert lemon(argv) == 2
+    assert "another process is working on this run" in capsys.readouterr().err
+    assert contents(out) == before
+    assert lemon(argv) == 0
 
 
 @pytest.mark.parametrize("kib", [40, 100])

@@ -9,21 +9,17 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from lemon_jax.bench.sources.source import DataFile, Protocol, Rows, Source, Splits, text_of
+from lemon_jax.bench.sources.source import DataFile, Protocol, Rows, Source, Splits, read_tasks, text_of
 from lemon_jax.bench.task import LETTERS, Task
 from lemon_jax.errors import LemonError
 
 
 def _dev_and_test(files: list[Rows]) -> Splits:
-    train, test = (
-        [_task(row, f"aqua-{split}-{i}") for i, row in enumerate(rows)]
-        for split, rows in zip(("dev", "test"), files, strict=True)
-    )
-    return train, test
+    return read_tasks(files[0], "aqua-dev", _task), read_tasks(files[1], "aqua-test", _task)
 
 
 def _forty_of_test(files: list[Rows]) -> Splits:
-    tasks = [_task(row, f"aqua-test-{i}") for i, row in enumerate(files[0])]
+    tasks = read_tasks(files[0], "aqua-test", _task)
     Random(42).shuffle(tasks)
     return tasks[:40], tasks[40:]
 

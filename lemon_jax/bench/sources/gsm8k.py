@@ -8,7 +8,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from lemon_jax.bench.sources.source import DataFile, Protocol, Rows, Source, Splits, some, text_of
+from lemon_jax.bench.sources.source import DataFile, Protocol, Rows, Source, Splits, read_tasks, some, text_of
 from lemon_jax.bench.task import Task
 from lemon_jax.errors import LemonError
 
@@ -16,15 +16,11 @@ _GOLD = re.compile(r"-?(?:[0-9]+|[0-9]{1,3}(?:,[0-9]{3})+)")
 
 
 def _train_and_test(files: list[Rows]) -> Splits:
-    train, test = (
-        [_task(row, f"gsm8k-{split}-{i}") for i, row in enumerate(rows)]
-        for split, rows in zip(("train", "test"), files, strict=True)
-    )
-    return train, test
+    return read_tasks(files[0], "gsm8k-train", _task), read_tasks(files[1], "gsm8k-test", _task)
 
 
 def _forty_of_test(files: list[Rows]) -> Splits:
-    tasks = [_task(row, f"gsm8k-test-{i}") for i, row in enumerate(files[0])]
+    tasks = read_tasks(files[0], "gsm8k-test", _task)
     return tasks[:40], tasks[40:]
 
 

@@ -10,19 +10,24 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from lemon_jax.bench.sources.source import DataFile, Protocol, Rows, Source, Splits, text_of
+from lemon_jax.bench.sources.source import DataFile, Protocol, Rows, Source, Splits, read_tasks, text_of
 from lemon_jax.bench.task import Task
 from lemon_jax.errors import LemonError
 from lemon_jax.numbers import format_number, parse_number
 
 
 def _tasks(files: list[Rows]) -> list[Task]:
-    return [_task(row, f"multiarith-{i}") for i, row in enumerate(files[0])]
+    return read_tasks(files[0], "multiarith", _task)
+
+
+def _shuffled(files: list[Rows]) -> list[Task]:
+    tasks = _tasks(files)
+    Random(42).shuffle(tasks)
+    return tasks
 
 
 def _usual(files: list[Rows]) -> Splits:
-    tasks = _tasks(files)
-    Random(42).shuffle(tasks)
+    tasks = _shuffled(files)
     return tasks[:420], tasks[420:]
 
 
@@ -31,8 +36,7 @@ def _all(files: list[Rows]) -> Splits:
 
 
 def _forty(files: list[Rows]) -> Splits:
-    tasks = _tasks(files)
-    Random(42).shuffle(tasks)
+    tasks = _shuffled(files)
     return tasks[:40], tasks[40:]
 
 

@@ -80,6 +80,11 @@ def read_rows(path: Path) -> Rows:
     return rows
 
 
+def read_tasks(rows: Rows, name: str, read: Callable[[dict[str, Any], str], Task]) -> list[Task]:
+    """The tasks of one file; `read` is given each row and its task id, `name`-0, `name`-1 and so on."""
+    return [read(row, f"{name}-{i}") for i, row in enumerate(rows)]
+
+
 def text_of(row: dict[str, Any], key: str, task_id: str) -> str:
     """A text that is not blank, without the space around it."""
     return raw_text_of(row, key, task_id).strip()

@@ -8,14 +8,14 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from lemon_jax.bench.sources.source import DataFile, Protocol, Rows, Source, Splits, text_of
+from lemon_jax.bench.sources.source import DataFile, Protocol, Rows, Source, Splits, read_tasks, text_of
 from lemon_jax.bench.task import Task
 from lemon_jax.errors import LemonError
 from lemon_jax.numbers import format_number
 
 
 def _tasks(files: list[Rows]) -> list[Task]:
-    return [_task(row, f"svamp-{i}") for i, row in enumerate(files[0])]
+    return read_tasks(files[0], "svamp", _task)
 
 
 def _usual(files: list[Rows]) -> Splits:

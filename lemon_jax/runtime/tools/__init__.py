@@ -3,7 +3,7 @@
 And the check of HumanEval candidates, which runs in the same sandbox.
 """
 
-from lemon_jax.runtime.tools.box import LEVELS, Limits
+from lemon_jax.runtime.tools.box import ACCEPTED, LEVELS, Limits
 from lemon_jax.runtime.tools.calculator import CalculatorError, evaluate, format_number
 from lemon_jax.runtime.tools.humaneval import CandidateResult, CandidateStatus, check_candidate
 from lemon_jax.runtime.tools.isolation import reached, require
@@ -13,6 +13,7 @@ from lemon_jax.runtime.tools.sandbox import ProgramResult, run_program
 from lemon_jax.runtime.tools.vote import majority
 
 __all__ = [
+    "ACCEPTED",
     "LEVELS",
     "CalculatorError",
     "CandidateResult",

@@ -32,6 +32,7 @@ LEVELS = (
     "rlimits", "seccomp", "landlock+seccomp", "namespaces", "bwrap", "namespaces+seccomp", "bwrap+seccomp",
 )  # fmt: skip
 """Isolation levels, weakest first: what a run had, and the least that a user accepts."""
+ACCEPTED = "namespaces+seccomp"  # the lowest under which a candidate runs, unless its user accepts less
 
 _PATIENCE_S = 5.0  # for a box to end that has nothing left to do but that; milliseconds, on an idle machine
 BACKSTOP_S = 10.0  # beyond the wall limit, which the child's warden keeps: start-up on a busy machine
@@ -270,9 +271,7 @@ class Box:
             level=told.get("ready", ("",))[0],
             refused=told.get("refused", ("",))[0],
             verdict=told.get("verdict", ()),
-            exit=Exit(timed_out=ended[0] == "1", code=int(ended[1]), cpu_s=float(ended[2]))
-            if ended
-            else None,
+            exit=Exit.parse(ended) if ended else None,
             stdout=stdout,
             stderr=stderr,
             cut=self.cut,

@@ -25,7 +25,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from lemon_jax.errors import LemonError
-from lemon_jax.runtime.tools.box import LEVELS, Box, Limits, Report, levels_from, watch
+from lemon_jax.runtime.tools.box import ACCEPTED, LEVELS, Box, Limits, Report, levels_from, watch
 from lemon_jax.runtime.tools.programs import extract_completion
 from lemon_jax.runtime.tools.sandbox import MAX_CODE, not_started, workers
 
@@ -72,7 +72,7 @@ async def check_candidate(
     test: str,
     completion: str,
     limits: Limits = CANDIDATE_LIMITS,
-    accept: str = "namespaces+seccomp",
+    accept: str = ACCEPTED,
 ) -> CandidateResult:
     """Run `completion` against `test`, which defines `check(candidate)`.
 
