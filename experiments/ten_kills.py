@@ -188,6 +188,7 @@ def _default_bench() -> str:
 def _server(folder: Path, failures: float, seed: int) -> Iterator[str]:
     script = Path(__file__).resolve().with_name("faulty_server.py")
     options = ["--log", str(folder / "calls.jsonl"), "--failures", str(failures), "--seed", str(seed)]
+    options += ["--parent", str(os.getpid())]
     process = subprocess.Popen([sys.executable, str(script), *options], stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None

@@ -90,19 +90,19 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         tensors = dict(safetensors.deserialize(data))
         # safetensors gives the metadata of files only; the header is 8 bytes of length, then JSON.
         file_header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (safetensors.SafetensorError, ValueError) as error:
+    except (safetensors.SafetensorError, ValueError, RecursionError) as error:
         raise LemonError(
             f"{path}: damaged or not a safetensors file ({error}; {len(data)} bytes); fetch or save it again"
         ) from error
-    text = file_header.get("__metadata__", {}).get(HEADER_KEY)
+    text = (file_header.get("__metadata__") or {}).get(HEADER_KEY)
     try:
         header = json.loads(text or "null")
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     parts = ("config", "metadata")
     if not isinstance(header, dict) or not all(isinstance(header.get(part), dict) for part in parts):
         raise LemonError(
-            f"{path}: the header's {HEADER_KEY!r} is {text!r}, expected JSON with the objects "
+            f"{path}: the header's {HEADER_KEY!r} is {text!r:.200}, expected JSON with the objects "
             f"{' and '.join(parts)}; the file was not written by save_weights"
         )
     return header, tensors
@@ -128,6 +128,18 @@ def _mismatches(
     return faults
 
 
+def _check_sizes(path: Path, config: DecoderConfig, tensors: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a config that is too large for its file, before a decoder of that size is laid out."""
+    heads = max(config.num_heads, config.num_kv_heads) * config.head_dim
+    largest = max(config.vocab_size, config.embed_dim, config.mlp_dim, heads)
+    size = sum(len(tensor["data"]) for tensor in tensors.values())
+    if config.num_layers > len(tensors) or largest > size:
+        raise LemonError(
+            f"{path}: its config has {config.num_layers} layers and sizes up to {largest}, too many for its "
+            f"{len(tensors)} tensors of {size} bytes; save the weights again or correct the config"
+        )
+
+
 def load_weights(path: Path_) -> tuple[Decoder, DecoderConfig]:
     """The decoder of a file by `save_weights`, with fp32 parameters, and its config.
 
@@ -144,6 +156,7 @@ def load_weights(path: Path_) -> tuple[Decoder, DecoderConfig]:
     if dtype not in DTYPES:
         raise LemonError(f"{path}: the header's 'dtype' is {dtype!r}, expected one of {', '.join(DTYPES)}")
 
+    _check_sizes(path, config, tensors)
     # Shapes without numbers: nothing is initialised only to be overwritten.
     abstract = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     expected = {name: value.shape for name, value in named_params(abstract).items()}
