@@ -23,6 +23,7 @@ import resource
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -164,15 +165,6 @@ def _child(name: str, folder: Path, seconds: float) -> None:
     for seed in target.seeds():  # what is imported or compiled once is no growth
         target.check(seed)
     base_mib = _peak_mib()
-
-    def one(data: bytes) -> None:
-        start = time.process_time()
-        target.check(data)
-        if (took := time.process_time() - start) > HANG_S:
-            raise SlowFinding(f"{len(data)} bytes took {took:.1f} s")
-        if (grown := _peak_mib() - base_mib) > GROWTH_MIB:
-            raise GrowthFinding(f"memory has grown by {grown:.0f} MiB")
-
     options = [
         f"-max_total_time={max(1, round(seconds))}",
         f"-timeout={STUCK_S}",
@@ -182,8 +174,25 @@ def _child(name: str, folder: Path, seconds: float) -> None:
         "-print_final_stats=1",
         *([f"-dict={folder / 'words'}"] if target.words else []),
     ]
-    atheris.Setup([sys.argv[0], *options, str(folder / "corpus"), str(folder / "seeds")], one)
+    atheris.Setup(
+        [sys.argv[0], *options, str(folder / "corpus"), str(folder / "seeds")], bounded(target.check)
+    )
     atheris.Fuzz()
+
+
+def bounded(check: Callable[[bytes], None]) -> Callable[[bytes], None]:
+    """`check`, which also raises where an input takes too much time, or memory beyond what was in use."""
+    base_mib = _peak_mib()
+
+    def one(data: bytes) -> None:
+        start = time.process_time()
+        check(data)
+        if (took := time.process_time() - start) > HANG_S:
+            raise SlowFinding(f"{len(data)} bytes took {took:.1f} s")
+        if (grown := _peak_mib() - base_mib) > GROWTH_MIB:
+            raise GrowthFinding(f"memory has grown by {grown:.0f} MiB")
+
+    return one
 
 
 def _modules(name: str) -> tuple[str, ...]:

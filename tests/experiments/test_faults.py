@@ -41,7 +41,7 @@ def test_the_table_says_what_is_not_as_expected(monkeypatch, capsys):
 
 def test_two_kills(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    arguments = ["--tasks", "30", "--kills", "2", "--bench", "sample", "--out", str(tmp_path / "runs")]
+    arguments = ["--tasks", "20", "--kills", "2", "--bench", "sample", "--out", str(tmp_path / "runs")]
     assert ten_kills.main(arguments) == 0
     out = capsys.readouterr().out
     assert "verdict: all hold" in out
