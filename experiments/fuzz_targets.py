@@ -82,9 +82,9 @@ def check_spec_text(text: str) -> None:
 def _check_spans(parsed: Parsed) -> None:
     """Every span, cut out of the text and read alone, is the value of its field."""
     assert parsed.spec is not None
-    fields = {("version",): "1", ("output",): parsed.spec.output}
+    fields: dict[tuple[str | int, ...], str] = {("version",): "1", ("output",): parsed.spec.output}
     written = {agent.id: i for i, agent in enumerate(parsed.spec.agents)}
-    ids = {}
+    ids: dict[str | int, str] = {}
     for path, (start, end) in parsed.spans.items():
         assert 0 <= start <= end <= len(parsed.text)
         if len(path) == 3 and path[2] == "id":
