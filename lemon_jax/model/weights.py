@@ -24,6 +24,7 @@ from lemon_jax.model.decoder import Decoder
 DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": np.dtype(np.float32)}
 HEADER_KEY = "lemon_jax"
 FILE_DTYPES = {"bfloat16": "BF16", "float32": "F32"}  # as the safetensors header spells them
+_MOST_NAMED = 20  # misfits in one message
 
 Path_ = str | os.PathLike[str]
 
@@ -80,6 +81,11 @@ def save_weights(
         raise
 
 
+def _shown(text: str) -> str:
+    """A text of the file as an error prints it: one line, not endless."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text[:200])
+
+
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """What `save_weights` put in the header, and the raw tensors {name: {"dtype", "shape", "data"}}."""
     try:
@@ -92,7 +98,8 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         file_header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
     except (safetensors.SafetensorError, ValueError, RecursionError) as error:
         raise LemonError(
-            f"{path}: damaged or not a safetensors file ({error}; {len(data)} bytes); fetch or save it again"
+            f"{path}: damaged or not a safetensors file ({_shown(str(error))}; {len(data)} bytes); "
+            "fetch or save it again"
         ) from error
     text = (file_header.get("__metadata__") or {}).get(HEADER_KEY)
     try:
@@ -118,7 +125,7 @@ def _mismatches(
     tensors: Mapping[str, Mapping[str, Any]], expected: Mapping[str, tuple[int, ...]], file_dtype: str
 ) -> list[str]:
     faults = [f"{name} is missing" for name in expected if name not in tensors]
-    faults += [f"{name} is unexpected" for name in sorted(tensors) if name not in expected]
+    faults += [f"{_shown(name)} is unexpected" for name in sorted(tensors) if name not in expected]
     for name in sorted(expected.keys() & tensors.keys()):
         shape, found = tuple(tensors[name]["shape"]), tensors[name]["dtype"]
         if shape != expected[name]:
@@ -162,8 +169,9 @@ def load_weights(path: Path_) -> tuple[Decoder, DecoderConfig]:
     expected = {name: value.shape for name, value in named_params(abstract).items()}
     faults = _mismatches(tensors, expected, FILE_DTYPES[dtype])
     if faults:
+        named = "; ".join(faults[:_MOST_NAMED]) + ("; …" if len(faults) > _MOST_NAMED else "")
         raise LemonError(
-            f"{path}: {len(faults)} misfits between tensors and config: {'; '.join(faults)}; "
+            f"{path}: {len(faults)} misfits between tensors and config: {named}; "
             "save the weights again or correct the config"
         )
     graphdef, state = nnx.split(abstract)

@@ -75,9 +75,34 @@ def test_any_config(changes):
         (file(HEADER | {"__metadata__": {"lemon_jax": "[" * 100_000}}), "expected JSON with the objects"),
         (file({k: v for k, v in HEADER.items() if k != "__metadata__"}), "the header's 'lemon_jax' is None"),
         (file(HEADER | {"__metadata__": None}), "w: "),
+        (file(HEADER | {"a\nb": {"dtype": "F32", "shape": [1], "data_offsets": [1, 5]}}), "a\ufffdb"),
+        (
+            file(HEADER | {"a\nb": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}}),
+            "a\ufffdb is unexpected",
+        ),
+        (
+            file(
+                {f"t{i}": HEADER["embed"] | {"shape": [0], "data_offsets": [0, 0]} for i in range(500)}
+                | HEADER
+            ),
+            "; …",
+        ),
         (struct.pack("<Q", 2**62) + SEEDS[0][8:], "damaged or not a safetensors file"),
     ],
-    ids=["layers", "vocabulary", "heads", "nan", "inf", "nested", "no metadata", "null", "length"],
+    ids=[
+        "layers",
+        "vocabulary",
+        "heads",
+        "nan",
+        "inf",
+        "nested",
+        "no metadata",
+        "null",
+        "odd name",
+        "odd tensor",
+        "many",
+        "length",
+    ],
 )
 def test_what_a_hostile_header_may_say(data, expected, tmp_path):
     start = time.process_time()
