@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from lemon_jax.backends import Message, Request
+from lemon_jax.backends.llama_server import die_with
 from lemon_jax.backends.scripted import pseudo_worker
 
 ANSWERED = "answered"
@@ -128,7 +129,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--log", type=Path, required=True, metavar="FILE", help="a line a call")
     parser.add_argument("--failures", type=float, default=0.2, help="fraction of calls that fail (0.2)")
     parser.add_argument("--seed", type=int, default=0, help="of the faults (0)")
+    parser.add_argument("--parent", type=int, metavar="PID", help="end when this process does (never)")
     args = parser.parse_args(argv)
+    if args.parent is not None:
+        die_with(args.parent)
     with args.log.open("a", encoding="utf-8") as log, Server(log, args.failures, args.seed) as server:
         print(f"http://127.0.0.1:{server.server_port}/v1", flush=True)
         server.serve_forever(poll_interval=0.1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +15,8 @@ from lemon_jax.errors import LemonError
 
 LEVELS = ("small", "medium", "large")
 BACKENDS = ("openai", "embedded", "scripted")
+_MOST_NAMED = 20  # faults in one message
+_LONGEST_NAME = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,12 @@ class _Key:
 
 
 def _text(required: bool = False) -> _Key:
-    return _Key(expected="a text", fits=lambda v: isinstance(v, str) and bool(v.strip()), required=required)
+    return _Key(
+        expected="a text",
+        # A control character is a slip of the keyboard, and no file system takes a NUL.
+        fits=lambda v: isinstance(v, str) and bool(v.strip()) and v.isprintable(),
+        required=required,
+    )
 
 
 def _integer(low: int, high: int) -> _Key:
@@ -37,13 +43,10 @@ def _integer(low: int, high: int) -> _Key:
     )
 
 
-def _number(high: float = math.inf, required: bool = False) -> _Key:
-    bound = "" if high == math.inf else f" and at most {high:g}"
+def _number(high: float = 1e12, required: bool = False) -> _Key:
     return _Key(
-        expected=f"a number of at least 0{bound}",
-        fits=lambda v: (
-            isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= high and v < math.inf
-        ),
+        expected=f"a number from 0 to {high:g}",
+        fits=lambda v: isinstance(v, int | float) and not isinstance(v, bool) and 0 <= v <= high,
         required=required,
     )
 
@@ -105,6 +108,15 @@ _KEYS: dict[str, dict[str, _Key]] = {
 }
 
 
+def shown(value: Any, limit: int = 40) -> str:
+    """A value as an error names it: `repr`, cut, and without what looks like a key or a password."""
+    try:
+        text = repr(value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, a table of thousands of levels
+        return f"a very large {'number' if isinstance(value, int) else 'table'}"
+    return redact(text, limit=limit)
+
+
 class Faults:
     """Collects what is wrong, so that one reading of the file reports everything."""
 
@@ -118,13 +130,14 @@ class Faults:
 
     def add(self, text: str) -> None:
         """Note one fault: key, what was found, what was expected."""
-        self._texts.append(text)
+        # Names come from the file: what would break the line, or the terminal, is shown as a mark.
+        self._texts.append("".join(c if c.isprintable() else "\ufffd" for c in text))
 
     def unknown(self, where: str, table: dict[str, Any], allowed: Iterable[str], scope: str = "") -> None:
         """Note every key of `table` that is not allowed there."""
         for key in table:
             if key not in set(allowed):
-                name = f"{where}.{key}" if where else key
+                name = f"{where}.{key[:_LONGEST_NAME]}" if where else key[:_LONGEST_NAME]
                 self.add(
                     f"{name}: unknown key{scope}, expected {', '.join(allowed)}{self.close(key, allowed)}"
                 )
@@ -139,20 +152,22 @@ class Faults:
         value = data.get(key)
         if isinstance(value, dict) and value:
             return value
-        self.add(f"{key}: expected tables [{key}.NAME], found {'nothing' if not value else repr(value)[:40]}")
+        self.add(f"{key}: expected tables [{key}.NAME], found {'nothing' if not value else shown(value)}")
         return {}
 
     def raise_any(self, source: str) -> None:
         """Raise LemonError with all faults, if there are any."""
         if self._texts:
-            raise LemonError(f"{source}: " + "; ".join(self._texts))
+            more = len(self._texts) - _MOST_NAMED
+            rest = [f"and {more} more faults"] if more > 0 else []
+            raise LemonError(f"{source}: " + "; ".join(self._texts[:_MOST_NAMED] + rest))
 
 
 def check_table(where: str, table: Any, kind: str, faults: Faults) -> dict[str, Any]:
     """The sound values of one table; unknown, missing and unfit keys are noted in `faults`."""
     keys = _KEYS[kind]
     if not isinstance(table, dict):
-        faults.add(f"{where}: expected a table, found {table!r:.40}")
+        faults.add(f"{where}: expected a table, found {shown(table)}")
         return {}
     scope = f' for backend = "{kind}"' if kind in BACKENDS else ""
     faults.unknown(where, table, keys, scope)
@@ -167,6 +182,6 @@ def check_table(where: str, table: Any, kind: str, faults: Faults) -> dict[str, 
             sound[name] = value
         else:
             # An address may hold a password.
-            found = "something else" if keys[name].secret else redact(repr(value), limit=80)
+            found = "something else" if keys[name].secret else shown(value, 80)
             faults.add(f"{where}.{name}: found {found}, expected {keys[name].expected}")
     return sound

@@ -14,11 +14,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
-from lemon_jax.backends.worker_keys import BACKENDS, LEVELS, Faults, check_table
+from lemon_jax.backends.redaction import redact
+from lemon_jax.backends.worker_keys import BACKENDS, LEVELS, Faults, check_table, shown
 from lemon_jax.errors import LemonError
 
 BackendName = Literal["openai", "embedded", "scripted"]
 SHIPPED = ("embedded", "scripted")
+MAX_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +86,11 @@ def worker_config(name_or_path: str) -> WorkerConfig:
 def load_worker_file(path: Path) -> WorkerConfig:
     """Read and check a worker file. Raises: as `worker_config`."""
     try:
-        text = path.read_text("utf-8")
+        with path.open("rb") as file:
+            data = file.read(MAX_BYTES + 1)
+        if len(data) > MAX_BYTES:
+            raise LemonError(f"{path}: larger than {MAX_BYTES} bytes, no worker file is; name another file")
+        text = data.decode("utf-8")
     except OSError as e:
         raise LemonError(
             f"{path}: cannot read the worker file: {e.strerror}; "
@@ -103,8 +109,9 @@ def parse_worker_file(text: str, *, source: str, folder: Path) -> WorkerConfig:
     """
     try:
         data = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as e:
-        raise LemonError(f"{source}: not valid TOML: {e}") from None
+    except (ValueError, RecursionError) as e:  # TOMLDecodeError is a ValueError; so is a number too long
+        why = "nested too deeply" if isinstance(e, RecursionError) else redact(str(e))
+        raise LemonError(f"{source}: not valid TOML: {why}") from None
     faults = Faults()
     faults.unknown("", data, ("models", "capacities", "cost"))
     tables = faults.tables("models", data)
@@ -123,8 +130,8 @@ def parse_worker_file(text: str, *, source: str, folder: Path) -> WorkerConfig:
 def _model(name: str, table: Any, folder: Path, faults: Faults) -> ModelConfig | None:
     where = f"models.{name}"
     backend = table.get("backend") if isinstance(table, dict) else None
-    if backend not in BACKENDS:
-        faults.add(f"{where}.backend: found {backend!r}, expected one of {', '.join(BACKENDS)}")
+    if not isinstance(backend, str) or backend not in BACKENDS:
+        faults.add(f"{where}.backend: found {shown(backend)}, expected one of {', '.join(BACKENDS)}")
         return None
     values = check_table(where, table, backend, faults)
     if backend == "embedded":
@@ -133,7 +140,10 @@ def _model(name: str, table: Any, folder: Path, faults: Faults) -> ModelConfig |
         if values.get("deterministic") and values.setdefault("slots", 1) != 1:
             faults.add(f"{where}.slots: found {values['slots']}, expected 1 with deterministic = true")
         if "path" in values:
-            values["path"] = folder / Path(values["path"]).expanduser()
+            try:
+                values["path"] = folder / Path(values["path"]).expanduser()
+            except RuntimeError as e:  # "~somebody/" of somebody unknown
+                faults.add(f"{where}.path: found {shown(values.pop('path'))}: {e}; expected a file")
     if backend == "openai":
         values.setdefault("slots", 16)  # a server for many users, not this machine's cores
     return ModelConfig(**({"name": name} | values))
@@ -154,9 +164,8 @@ def _capacities(
         values = check_table(where, tables[level], "capacity", faults)
         name = values.get("model")
         if name is not None and name not in named:
-            faults.add(
-                f"{where}.model: found {name!r}, expected a name under [models]{faults.close(name, named)}"
-            )
+            hint = faults.close(name, named)
+            faults.add(f"{where}.model: found {shown(name)}, expected a name under [models]{hint}")
         if values.get("samples", 1) > 1 and values.get("temperature", 0.0) == 0.0:
             faults.add(f"{where}.temperature: expected above 0 with samples > 1: equal samples only cost")
         model = models.get(str(name))

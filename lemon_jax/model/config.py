@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -31,8 +32,8 @@ class DecoderConfig:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if not isinstance(value, bool) and value <= 0:
-                raise LemonError(f"decoder config: {field.name} is {value}; it must be positive")
+            if not isinstance(value, bool) and not 0 < value < math.inf:
+                raise LemonError(f"decoder config: {field.name} is {value}; it must be positive and finite")
         if self.num_heads % self.num_kv_heads:
             raise LemonError(
                 f"decoder config: num_heads {self.num_heads} is not a multiple of "
@@ -50,18 +51,21 @@ class DecoderConfig:
         """The config with these values. Raises `LemonError` for unknown, missing or mistyped keys."""
         known = {field.name: field for field in fields(cls)}
         required = {name for name, field in known.items() if field.type == "int"}
-        faults = [f"unknown key {name!r}" for name in sorted(set(values) - set(known))]
+        faults = [f"unknown key {name!r:.40}" for name in sorted(set(values) - set(known))]
         faults += [f"missing key {name!r}" for name in sorted(required - set(values))]
+        sound: dict[str, Any] = {}
         for name, value in values.items():
             if name not in known:
                 continue
-            # bool is an int to Python, and JSON writes 10000.0 as 10000.
-            allowed = {"int": (int,), "float": (int, float), "bool": (bool,)}[str(known[name].type)]
-            if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
-                faults.append(f"{name} is {value!r}, expected {known[name].type}")
+            kind = str(known[name].type)
+            if kind == "float" and type(value) is int and abs(value) < 2**53:
+                value = float(value)  # some write 10000.0 as 10000 into JSON
+            if type(value).__name__ != kind:  # not isinstance: bool is an int to Python
+                faults.append(f"{name} is {value!r:.40}, expected {kind}")
+            sound[name] = value
         if faults:
             raise LemonError(f"decoder config: {'; '.join(faults)}; expected the keys {', '.join(known)}")
-        return cls(**values)
+        return cls(**sound)
 
 
 PRESETS: dict[str, DecoderConfig] = {

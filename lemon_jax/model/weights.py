@@ -24,6 +24,7 @@ from lemon_jax.model.decoder import Decoder
 DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": np.dtype(np.float32)}
 HEADER_KEY = "lemon_jax"
 FILE_DTYPES = {"bfloat16": "BF16", "float32": "F32"}  # as the safetensors header spells them
+_MOST_NAMED = 20  # misfits in one message
 
 Path_ = str | os.PathLike[str]
 
@@ -80,6 +81,11 @@ def save_weights(
         raise
 
 
+def _shown(text: str) -> str:
+    """A text of the file as an error prints it: one line, not endless."""
+    return "".join(c if c.isprintable() else "\ufffd" for c in text[:200])
+
+
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """What `save_weights` put in the header, and the raw tensors {name: {"dtype", "shape", "data"}}."""
     try:
@@ -90,19 +96,20 @@ def _open(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         tensors = dict(safetensors.deserialize(data))
         # safetensors gives the metadata of files only; the header is 8 bytes of length, then JSON.
         file_header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    except (safetensors.SafetensorError, ValueError) as error:
+    except (safetensors.SafetensorError, ValueError, RecursionError) as error:
         raise LemonError(
-            f"{path}: damaged or not a safetensors file ({error}; {len(data)} bytes); fetch or save it again"
+            f"{path}: damaged or not a safetensors file ({_shown(str(error))}; {len(data)} bytes); "
+            "fetch or save it again"
         ) from error
-    text = file_header.get("__metadata__", {}).get(HEADER_KEY)
+    text = (file_header.get("__metadata__") or {}).get(HEADER_KEY)
     try:
         header = json.loads(text or "null")
-    except ValueError:
+    except (ValueError, RecursionError):
         header = None
     parts = ("config", "metadata")
     if not isinstance(header, dict) or not all(isinstance(header.get(part), dict) for part in parts):
         raise LemonError(
-            f"{path}: the header's {HEADER_KEY!r} is {text!r}, expected JSON with the objects "
+            f"{path}: the header's {HEADER_KEY!r} is {text!r:.200}, expected JSON with the objects "
             f"{' and '.join(parts)}; the file was not written by save_weights"
         )
     return header, tensors
@@ -118,7 +125,7 @@ def _mismatches(
     tensors: Mapping[str, Mapping[str, Any]], expected: Mapping[str, tuple[int, ...]], file_dtype: str
 ) -> list[str]:
     faults = [f"{name} is missing" for name in expected if name not in tensors]
-    faults += [f"{name} is unexpected" for name in sorted(tensors) if name not in expected]
+    faults += [f"{_shown(name)} is unexpected" for name in sorted(tensors) if name not in expected]
     for name in sorted(expected.keys() & tensors.keys()):
         shape, found = tuple(tensors[name]["shape"]), tensors[name]["dtype"]
         if shape != expected[name]:
@@ -126,6 +133,18 @@ def _mismatches(
         if found != file_dtype:
             faults.append(f"{name} has dtype {found}, expected {file_dtype}")
     return faults
+
+
+def _check_sizes(path: Path, config: DecoderConfig, tensors: Mapping[str, Mapping[str, Any]]) -> None:
+    """Refuse a config that is too large for its file, before a decoder of that size is laid out."""
+    heads = max(config.num_heads, config.num_kv_heads) * config.head_dim
+    largest = max(config.vocab_size, config.embed_dim, config.mlp_dim, heads)
+    size = sum(len(tensor["data"]) for tensor in tensors.values())
+    if config.num_layers > len(tensors) or largest > size:
+        raise LemonError(
+            f"{path}: its config has {config.num_layers} layers and sizes up to {largest}, too many for its "
+            f"{len(tensors)} tensors of {size} bytes; save the weights again or correct the config"
+        )
 
 
 def load_weights(path: Path_) -> tuple[Decoder, DecoderConfig]:
@@ -144,13 +163,15 @@ def load_weights(path: Path_) -> tuple[Decoder, DecoderConfig]:
     if dtype not in DTYPES:
         raise LemonError(f"{path}: the header's 'dtype' is {dtype!r}, expected one of {', '.join(DTYPES)}")
 
+    _check_sizes(path, config, tensors)
     # Shapes without numbers: nothing is initialised only to be overwritten.
     abstract = nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0)))
     expected = {name: value.shape for name, value in named_params(abstract).items()}
     faults = _mismatches(tensors, expected, FILE_DTYPES[dtype])
     if faults:
+        named = "; ".join(faults[:_MOST_NAMED]) + ("; …" if len(faults) > _MOST_NAMED else "")
         raise LemonError(
-            f"{path}: {len(faults)} misfits between tensors and config: {'; '.join(faults)}; "
+            f"{path}: {len(faults)} misfits between tensors and config: {named}; "
             "save the weights again or correct the config"
         )
     graphdef, state = nnx.split(abstract)

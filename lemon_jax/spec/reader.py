@@ -18,6 +18,9 @@ from .errors import Fault, Finding
 MAX_BYTES = 16 * 1024
 MAX_DEPTH = 8
 MAX_AGENTS = 16
+# Keys and values, maps and lists. The largest spec has 335; without a bound a text of 16 KiB holds thousands,
+# and reading it anew for each of its faults takes seconds.
+MAX_NODES = 1000
 
 # The C parser is ten times faster and gives the same marks (tests compare the two); not every wheel has it.
 LOADER: type = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
@@ -78,7 +81,7 @@ def compose(text: str) -> Node | None:
 def _build(text: str, base: int) -> Node | None:
     root: Node | None = None
     stack: list[Node] = []
-    documents = 0
+    documents = nodes = 0
     for event in yaml.parse(text[base:], Loader=LOADER):
         assert event.start_mark is not None  # what a parser yields has both marks
         assert event.end_mark is not None
@@ -91,6 +94,9 @@ def _build(text: str, base: int) -> Node | None:
             continue
         if isinstance(event, yaml.NodeEvent):
             _refuse_references(event, start)
+            nodes += 1
+            if nodes > MAX_NODES:
+                raise _fault("E_LIMIT", start, f"more than {MAX_NODES} keys and values", "a spec needs fewer")
             node = _node(event, text, start, end)
             if stack:
                 stack[-1].items.append(node)

@@ -27,6 +27,9 @@ class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True  # head and body go out in two writes
 
+    def do_GET(self):
+        self.reply((200, {"data": []}))  # the list of models, for whoever asks whether the server is there
+
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         state = self.server.state
