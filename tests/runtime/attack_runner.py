@@ -20,7 +20,7 @@ from typing import Literal
 from attacks import ATTACKS, PROMPT, TEST, Attack
 
 from lemon_jax.runtime.tools import CandidateStatus, Limits, check_candidate, run_program
-from lemon_jax.runtime.tools.box import BACKSTOP_S, _package_dirs
+from lemon_jax.runtime.tools.box import BACKSTOP_S, package_dirs
 
 LIMITS = Limits(wall_s=2.0, cpu_s=1, memory_bytes=256 << 20)
 ROOT = Path(__file__).resolve().parents[2]
@@ -82,7 +82,7 @@ class Witness:
 
     def names(self) -> str:
         """Lines that give an attack the names it uses."""
-        packages = [next(Path(p).glob("*/__init__.py"), None) for p in _package_dirs()]
+        packages = [next(Path(p).glob("*/__init__.py"), None) for p in package_dirs()]
         pytest_file = importlib.util.find_spec("pytest")
         known = {
             "MARK": self.mark,

@@ -153,6 +153,20 @@ def test_what_is_left_running_does_not_delay_a_pass(start: str) -> None:
     assert result.seconds < 15  # not 30; a busy machine is slow to start two processes
 
 
+@pytest.mark.parametrize("layers", [("namespaces",), ()], ids=["namespaces", "rlimits"])
+@pytest.mark.parametrize(("end", "status"), [("", S.PASSED), ("os._exit(3)\n", S.CRASHED)])
+def test_children_left_behind_end_with_the_candidate(
+    layers: tuple[str, ...], end: str, status: S, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no filter keeps it from making them. They hold its pipes open, which must delay nobody."""
+    monkeypatch.setattr(box, "LAYERS", layers)
+    child = "if os.fork() == 0:\n    os.setsid()\n    if os.fork() == 0: time.sleep(30)\n    os._exit(0)\n"
+    result = check(f"import os, time\n{child}{end}{FULL}", accept="rlimits")
+    assert result.status is status, result
+    assert result.seconds < 15
+    # the fixture checks that the children are gone within seconds
+
+
 def test_an_always_equal_object_fails() -> None:
     same = "class Same{0}:\n    def __eq__(self, other): return True\n    def __hash__(self): return 0\n"
     for base in ("", "(int)", "(str)", "(list)"):

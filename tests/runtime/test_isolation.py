@@ -77,7 +77,7 @@ def test_installed_packages_cannot_be_read(level: str) -> None:
         pytest.skip("nothing confines reading at this level")
     code = f"""
         read = 0
-        for path in {[str(next(Path(p).iterdir())) for p in box._package_dirs() if any(Path(p).iterdir())]!r}:
+        for path in {[str(next(Path(p).iterdir())) for p in box.package_dirs() if any(Path(p).iterdir())]!r}:
             try: __import__("os").stat(path + "/../" + path) and open(path).read(); read += 1
             except IsADirectoryError: __import__("os").listdir(path); read += 1
             except OSError: pass

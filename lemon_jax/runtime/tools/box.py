@@ -115,7 +115,7 @@ def _library_dirs() -> tuple[str, ...]:
 
 
 @cache
-def _package_dirs() -> tuple[str, ...]:
+def package_dirs() -> tuple[str, ...]:
     """Folders of installed packages in there, which stay hidden: some carry benchmarks with solutions."""
     patterns = [f"{below}{kind}-packages" for below in ("", "python*/") for kind in ("site", "dist")]
     found = {str(path) for d in _library_dirs() for pattern in patterns for path in Path(d).glob(pattern)}
@@ -178,7 +178,7 @@ class Box:
         env = {"LANG": "C.UTF-8"}
         if "LD_LIBRARY_PATH" in os.environ:  # some interpreters cannot start without it
             env["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
-        self._outer = bwrap_command(_library_dirs(), _package_dirs()) if "bwrap" in LAYERS else []
+        self._outer = bwrap_command(_library_dirs(), package_dirs()) if "bwrap" in LAYERS else []
         pipe = subprocess.PIPE
         try:
             # No preexec_fn: with it, Python would fork this process, which deadlocks once JAX has threads.
@@ -220,7 +220,7 @@ class Box:
             "layers": LAYERS,
             "in_bwrap": bool(self._outer),
             "dirs": _library_dirs(),
-            "hidden": _package_dirs(),
+            "hidden": package_dirs(),
             "filter": build_filter(),
             "stdlib_readable": _open_to_all(stdlib, ancestors=False),
             "stdlib_reachable": _open_to_all(stdlib, ancestors=True),

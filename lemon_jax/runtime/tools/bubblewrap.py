@@ -26,12 +26,16 @@ def bwrap_command(dirs: Sequence[str], hidden: Sequence[str]) -> list[str]:
     Needs bubblewrap 0.7, for --size.
     """
     path = shutil.which("bwrap")
-    return list(_working_command(path, tuple(dirs), tuple(hidden))) if path else []
+    if path is None:
+        return []
+    interpreter = os.path.realpath(sys.executable)  # the environment it may lie in is not visible inside
+    return list(_working_command(path, interpreter, tuple(dirs), tuple(hidden)))
 
 
 @cache
-def _working_command(path: str, dirs: tuple[str, ...], hidden: tuple[str, ...]) -> tuple[str, ...]:
-    interpreter = os.path.realpath(sys.executable)  # the environment it may lie in is not visible inside
+def _working_command(
+    path: str, interpreter: str, dirs: tuple[str, ...], hidden: tuple[str, ...]
+) -> tuple[str, ...]:
     kinds = ["ipc", "pid", "net", "uts", *["user"] * (os.getuid() != 0)]
     # Root keeps its users, so that the child can change to one without rights, and enters a user
     # namespace after that.

@@ -3,8 +3,9 @@
 What protects the machine, strongest first; each layer is taken where the kernel allows it:
 
 - **namespaces**: own users, an own network without interfaces, an own process list, and a file system
-  that holds the standard library and the system's shared libraries, read-only, and nothing else; made by
-  bubblewrap where that is installed (`bubblewrap.py`), by own system calls otherwise.
+  that holds the standard library and the system's shared libraries, read-only, and nothing else (no
+  installed packages either: some carry benchmarks with their solutions); made by bubblewrap where that
+  is installed (`bubblewrap.py`), by own system calls otherwise.
 - **seccomp**: an allow list of system calls (`seccomp.py`): no sockets, no child processes, no signals,
   no file opened for writing. Landlock, where present, also confines reading to the standard library.
 - **rlimits**, always: CPU time, memory, file size, open files, threads, no core dump; a wall clock;
