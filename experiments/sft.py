@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import random
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import jax
 from flax import nnx
 
-from lemon_jax.bench import Task, generate, load
+from lemon_jax.bench import SOURCES, Task, generate, load
 from lemon_jax.errors import LemonError
 from lemon_jax.model import PRESETS, Decoder, params_sha256, train_tokenizer
 from lemon_jax.orchestrator import Orchestrator, read_manifest
@@ -29,9 +31,9 @@ from lemon_jax.train.llm_teacher import llm_specs
 from lemon_jax.train.sft import SFTConfig, encode_examples, train
 from lemon_jax.train.teacher import write_spec
 
-BENCHES = ("aqua", "multiarith")
 VOCAB_SIZE = 8000
-GENERATED = 600  # own problems of each kind, so that the policy does not only know two benches
+TASKS = 420  # at most so many of a bench's train split, drawn with the seed
+GENERATED = 420  # own problems of each kind, so that the policy does not only know benches
 
 
 def main() -> int:
@@ -61,7 +63,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--batch", type=int, default=SFTConfig.batch, help=f"specs an update ({SFTConfig.batch})"
     )
-    parser.add_argument("--specs-per-task", type=int, default=12, help="teacher's specs for each task (12)")
+    parser.add_argument(
+        "--specs-per-bench",
+        type=int,
+        default=2520,
+        help="teacher's specs for each bench and kind of problem, shared by its tasks (2520)",
+    )
     parser.add_argument(
         "--init", type=Path, default=None, help="policy folder to continue from, with its tokenizer (none)"
     )
@@ -82,13 +89,15 @@ def _arguments() -> argparse.Namespace:
 
 def _run(args: argparse.Namespace) -> None:
     start = time.monotonic()
-    datasets = [load(bench, data_dir=args.data) for bench in BENCHES]
+    datasets = [load(bench, data_dir=args.data) for bench in SOURCES]
     for dataset in datasets:
         if dataset.banner:
             print(dataset.banner)
-    tasks = [task for dataset in datasets for task in dataset.train]
-    tasks += [*generate("choice", GENERATED, args.seed), *generate("number", GENERATED, args.seed)]
-    pairs = _pairs(tasks, args)
+    rng = random.Random(f"tasks-{args.seed}")
+    sources: list[Sequence[Task]] = [rng.sample(d.train, min(TASKS, len(d.train))) for d in datasets]
+    sources += [generate("choice", GENERATED, args.seed), generate("number", GENERATED, args.seed)]
+    tasks = [task for source in sources for task in source]
+    pairs = _pairs(sources, args)
     print(f"{len(tasks)} tasks, {len(pairs)} specs")
 
     policy = Orchestrator.load(args.init) if args.init else _new_policy(args, tasks, pairs)
@@ -148,16 +157,22 @@ def _new_policy(args: argparse.Namespace, tasks: list[Task], pairs: list[tuple[s
     return Orchestrator(decoder, config, tokenizer, max_prompt=192, max_new=256)
 
 
-def _pairs(tasks: list[Task], args: argparse.Namespace) -> list[tuple[str, str]]:
+def _pairs(sources: Sequence[Sequence[Task]], args: argparse.Namespace) -> list[tuple[str, str]]:
+    """(task text, spec text): of each source about as many, whether it has 40 tasks or 420."""
     rng = random.Random(f"teacher-{args.seed}")
-    if args.teacher == "sampler":
-        return [
-            (t.prompt(), dump(write_spec(t.question, t.options, rng, family=t.family, subject=t.subject)))
-            for t in tasks
-            for _ in range(args.specs_per_task)
-        ]
-    specs = asyncio.run(llm_specs(tasks, args.teacher, per_task=args.specs_per_task))
-    return [(task.prompt(), dump(spec)) for task, spec in specs]
+    pairs = []
+    for tasks in sources:
+        per_task = math.ceil(args.specs_per_bench / len(tasks))
+        if args.teacher == "sampler":
+            specs = [
+                (t, write_spec(t.question, t.options, rng, family=t.family))
+                for t in tasks
+                for _ in range(per_task)
+            ]
+        else:
+            specs = asyncio.run(llm_specs(tasks, args.teacher, per_task=per_task))
+        pairs += [(task.prompt(), dump(spec)) for task, spec in specs]
+    return pairs
 
 
 if __name__ == "__main__":

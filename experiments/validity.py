@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import argparse
 import collections
+import math
 import random
 import sys
 from pathlib import Path
 
 import jax
 
-from lemon_jax.bench import load, wilson
+from lemon_jax.bench import SOURCES, load, wilson
 from lemon_jax.errors import LemonError
 from lemon_jax.orchestrator import Orchestrator
 from lemon_jax.train.config import UpdateConfig
@@ -28,8 +29,8 @@ def main() -> int:
     )
     add = parser.add_argument
     add("--policy", default="warmstart", help="a policy folder, or a name in checkpoints/ (warmstart)")
-    add("--bench", nargs="+", default=["aqua", "multiarith"], help="whose test tasks (both)")
-    add("--specs", type=int, default=200, help="specs to sample, a multiple of 4 (200)")
+    add("--bench", nargs="+", default=list(SOURCES), help="whose test tasks, as many of each (all)")
+    add("--specs", type=int, default=200, help="specs to sample, 4 a task (200)")
     add("--temperature", type=float, default=UpdateConfig.temperature, help="as in training (0.7)")
     add("--seed", type=int, default=0, help="of tasks and sampling (0)")
     add("--data", type=Path, default=None, help="folder of benchmark files (LEMON_DATA, cache, download)")
@@ -37,12 +38,13 @@ def main() -> int:
     try:
         shipped = CHECKPOINTS / args.policy
         policy = Orchestrator.load(shipped if shipped.is_dir() else Path(args.policy))
-        tasks = [task for bench in args.bench for task in load(bench, data_dir=args.data).test]
+        tests = [load(bench, data_dir=args.data).test for bench in args.bench]
     except LemonError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    count = max(1, args.specs // GROUP)
-    chosen = random.Random(f"validity-{args.seed}").sample(tasks, min(count, len(tasks)))
+    count = math.ceil(args.specs / GROUP / len(tests))
+    rng = random.Random(f"validity-{args.seed}")
+    chosen = [task for tasks in tests for task in rng.sample(tasks, min(count, len(tasks)))]
     rollouts = policy.write(
         [t.prompt() for t in chosen],
         jax.random.key(args.seed),

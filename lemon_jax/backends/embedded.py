@@ -21,7 +21,7 @@ import httpx
 from lemon_jax.backends.concurrency import answer_all
 from lemon_jax.backends.gate import ExclusiveGate
 from lemon_jax.backends.gguf_header import read_gguf_header
-from lemon_jax.backends.llama_server import KEY_VARIABLE
+from lemon_jax.backends.llama_server import KEY_VARIABLE, PROGRAM_VARIABLE
 from lemon_jax.backends.model_files import Progress
 from lemon_jax.backends.openai import OpenAIBackend
 from lemon_jax.backends.types import Reply, Request
@@ -74,11 +74,7 @@ class EmbeddedServer:
             LemonError: the model file is damaged, the engine is missing, or the server does not come up.
         """
         read_gguf_header(self._model)
-        if importlib.util.find_spec("xllamacpp") is None:
-            raise LemonError(
-                "the package xllamacpp is not installed; run `pip install xllamacpp`, "
-                'or use backend = "openai" in the worker file'
-            )
+        _check_engine()
         self._folder = Path(tempfile.mkdtemp(prefix="lemon-llama-"))
         try:
             self._process = self._spawn(self._folder)
@@ -264,6 +260,20 @@ class EmbeddedBackend:
         except asyncio.CancelledError:
             cancelled.set()
             raise
+
+
+def _check_engine() -> None:
+    if program := os.environ.get(PROGRAM_VARIABLE, ""):
+        if not (os.path.isfile(program) and os.access(program, os.X_OK)):
+            raise LemonError(
+                f"{PROGRAM_VARIABLE}: {program} is no program that can be run; name the llama-server of a "
+                "llama.cpp that was built here, or unset the variable"
+            )
+    elif importlib.util.find_spec("xllamacpp") is None:
+        raise LemonError(
+            "the package xllamacpp is not installed; run `pip install xllamacpp`, "
+            'or use backend = "openai" in the worker file'
+        )
 
 
 def _usable_cores() -> int:

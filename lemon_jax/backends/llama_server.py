@@ -1,6 +1,8 @@
 """The child process that serves one GGUF model on the loopback interface until its parent ends.
 
-Run as `python -m lemon_jax.backends.llama_server`; `embedded.py` starts and stops it.
+Run as `python -m lemon_jax.backends.llama_server`; `embedded.py` starts and stops it. The engine is the
+llama.cpp of the package xllamacpp, or the `llama-server` program that LEMON_LLAMA_SERVER names: one that was
+compiled for this machine's own processor is faster than a package that must run on any.
 """
 
 from __future__ import annotations
@@ -9,12 +11,14 @@ import argparse
 import ctypes
 import os
 import signal
+import socket
 import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+PROGRAM_VARIABLE = "LEMON_LLAMA_SERVER"
 KEY_VARIABLE = "LEMON_LLAMA_SERVER_KEY"
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
@@ -29,16 +33,50 @@ def main() -> None:
     parser.add_argument("--ctx", required=True, type=int, help="tokens of context of each slot")
     parser.add_argument("--threads", required=True, type=int)
     args = parser.parse_args()
+    program = os.environ.pop(PROGRAM_VARIABLE, "")
     die_with(args.parent)
+    if program:
+        _become(program, args)
     # Imported late: a parent that is gone, or a wrong argument, must not cost loading the library.
     import xllamacpp
 
     server = xllamacpp.Server(_params(xllamacpp.CommonParams(), args))
-    temporary = args.address_file.with_suffix(".tmp")
-    temporary.write_text(server.listening_address)
-    temporary.replace(args.address_file)
+    _write_address(args.address_file, server.listening_address)
     while True:
         time.sleep(3600)
+
+
+def _write_address(file: Path, address: str) -> None:
+    temporary = file.with_suffix(".tmp")
+    temporary.write_text(address)
+    temporary.replace(file)
+
+
+def _become(program: str, args: argparse.Namespace) -> NoReturn:
+    """Replace this process by the program, set as in `_params`; the signal of `die_with` stays armed."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    key_file = args.address_file.with_name("key")  # other users can read a command line, but not this folder
+    key_file.write_text(os.environ.pop(KEY_VARIABLE))
+    _write_address(args.address_file, f"http://127.0.0.1:{port}")
+    settings = {
+        "--model": args.model,
+        "--host": "127.0.0.1",
+        "--port": port,
+        "--api-key-file": key_file,
+        "--parallel": args.slots,
+        "--ctx-size": args.ctx * args.slots,
+        "--threads": args.threads,
+        "--threads-batch": args.threads,
+        "--poll": 0,
+        "--poll-batch": 0,
+        "--cache-ram": 1024,
+        "--fit": "off",
+        "--verbosity": 2,
+    }
+    words = [str(word) for pair in settings.items() for word in pair]
+    os.execv(program, [program, *words, "--no-kv-unified", "--no-webui", "--no-slots"])
 
 
 def die_with(parent: int) -> None:

@@ -57,7 +57,7 @@ def run_export(args: argparse.Namespace) -> int:
     files (FOLDER/METHOD/samples_BENCH_DATE.jsonl), or human-eval's samples.jsonl."""
     run = load_run(args.run_dir)
     if args.format == "human-eval":
-        written = [export_human_eval(run, args.out, args.method or OURS)]
+        written = [export_human_eval(run, args.out, args.method or OURS, data_dir=args.data)]
     else:
         written = export_lm_eval(run, args.out, args.method, data_dir=args.data)
     for file in written:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ..bench import Dataset, Task, load
 from ..errors import LemonError
+from ..runtime.tools import extract_completion
 from .comparison import check_method
 from .run_files import RunFiles, mapping, plain
 
@@ -104,11 +105,12 @@ def lm_eval_sample(doc_id: int, task: Task, row: Mapping[str, Any], *, extractor
     }
 
 
-def export_human_eval(run: RunFiles, out: Path, method: str) -> Exported:
+def export_human_eval(run: RunFiles, out: Path, method: str, *, data_dir: Path | None = None) -> Exported:
     """Write the completions of one method as `evaluate_functional_correctness` reads them.
 
     Raises:
-        LemonError: the run is of another bench, or has no such evaluation; the file cannot be written.
+        LemonError: the run is of another bench, has no such evaluation or was made with other data; the data
+            cannot be found; the file cannot be written.
     """
     bench = mapping(run.manifest.get("config")).get("bench")
     if bench != _HUMAN_EVAL:
@@ -117,28 +119,29 @@ def export_human_eval(run: RunFiles, out: Path, method: str) -> Exported:
             "use --format lm-eval"
         )
     check_method(run.executions, method)
+    tasks = {task.id: task for task in _dataset(run, data_dir).test}
     rows, left_out = _rows_of(run, method)
     samples = []
-    for task, row in rows.items():
-        number = re.search(r"\d+$", task)
-        if number is None:
+    for task_id, row in rows.items():
+        number, task = re.search(r"\d+$", task_id), tasks.get(task_id)
+        if number is None or task is None:
             raise LemonError(
-                f"{run.path / 'executions.jsonl'}: task {plain(task)} names no HumanEval problem"
+                f"{run.path / 'executions.jsonl'}: task {plain(task_id)} is no test problem of HumanEval; "
+                "restore the run folder"
             )
-        samples.append(
-            {"task_id": f"HumanEval/{number[0]}", "completion": human_eval_completion(row["output"])}
-        )
+        completion = human_eval_completion(row["output"], task.entry_point)
+        samples.append({"task_id": f"HumanEval/{number[0]}", "completion": completion})
     samples.sort(key=lambda sample: int(sample["task_id"].rpartition("/")[2]))
     return _write(out, samples, left_out)
 
 
-def human_eval_completion(output: str) -> str:
-    """The code of a reply as text that may stand behind HumanEval's prompt, a function without a body.
+def human_eval_completion(output: str, entry_point: str) -> str:
+    """The code of a reply, as it was graded, as text that may stand behind HumanEval's prompt: a function
+    without a body.
 
     A body is already that. A whole function stands behind a line break and defines the function anew.
     """
-    blocks = re.findall(r"```[ \t]*(?:python3?|py)?[ \t]*\r?\n(.*?)```", output, re.DOTALL | re.IGNORECASE)
-    code = (blocks[-1] if blocks else output).strip("\r\n")
+    code = extract_completion(output, entry_point)
     return code if code[:1] in (" ", "\t") else f"\n{code}"
 
 

@@ -85,7 +85,10 @@ class CallStore:
         try:
             self._db.execute("insert or ignore into calls values (?, ?, ?, ?)", row)
         except sqlite3.OperationalError as error:  # a full disk, most often
-            raise LemonError(f"{self._path}: {error}; make room and go on with --resume") from error
+            raise LemonError(
+                f"{self._path}: {error}; make room, then go on: experiments/run.py with --resume, lemon eval "
+                "with the same command"
+            ) from error
 
     def origin(self, keys: Iterable[str]) -> dict[str, tuple[str, bool]]:
         """For each stored key: the scope that first asked for it, and whether a recording answered."""

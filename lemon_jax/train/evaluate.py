@@ -105,7 +105,8 @@ def record(
         "repairs": list(scored.parsed.repairs),
         "agents": [_agent_row(agent) for agent in execution.agents] if execution else [],
         "answer": scored.grade.answer,
-        "gold": scored.task.gold,
+        # A code task's gold is a whole solution, and no reader needs it to see what came of the reply.
+        "gold": None if scored.task.kind == "code" else scored.task.gold,
         "correct": scored.grade.correct,
         "fallback": scored.grade.fallback,
         "infra_failed": scored.infra_failed,

@@ -66,9 +66,7 @@ def draw_candidates(tasks: Sequence[Task], count: int, seed: int) -> list[Spec]:
         if len(found) == count:
             break
         task = rng.choice(tasks)
-        spec = _general(
-            write_spec(task.question, task.options, rng, family=task.family, subject=task.subject)
-        )
+        spec = _general(write_spec(task.question, task.options, rng, family=task.family))
         found.setdefault(dump(spec), spec)
     return list(found.values())
 

@@ -71,22 +71,22 @@ DUTIES: dict[str, tuple[str, ...]] = {
     "nearest_option": ("Choose the option nearest to the {asked}.",),
     "majority_vote": ("Take the most frequent {asked}.",),
     "knowledge_expert": (
-        "Recall what is known of the {subject} question and choose.",
-        "Name the facts on {subject} that decide it.",
-        "Rule out the wrong options by what you know of {subject}.",
+        "Recall the facts that decide the question and choose.",
+        "Name the facts that decide it, then choose.",
+        "Rule out the wrong options by what you know.",
     ),
     "critic": (
-        "Doubt each claim on {subject} and decide.",
+        "Doubt each claim of the work and decide.",
         "Find the weakest claim of the work and choose anew.",
     ),
     "coder": (
-        "Write {entry}.",
-        "Write {entry} as simply as you can.",
-        "Write {entry} and mind its examples.",
+        "Write the function.",
+        "Write it as simply as you can.",
+        "Write it and mind its examples.",
     ),
-    "algorithm_designer": ("Plan {entry} step by step.", "Name the steps and the edge cases of {entry}."),
-    "test_analyst": ("Try the examples of {entry} on the code.", "Try edge cases of {entry} on the code."),
-    "bug_fixer": ("Mend {entry} where it is wrong.", "Check {entry} against its description and mend it."),
+    "algorithm_designer": ("Plan the function step by step.", "Name its steps and edge cases."),
+    "test_analyst": ("Try the examples of the task on the code.", "Try edge cases on the code."),
+    "bug_fixer": ("Mend the code where it is wrong.", "Check the code against its description and mend it."),
 }
 NAMES: dict[str, tuple[str, ...]] = {
     "answerer": ("Answerer", "Quick answerer"),
@@ -98,8 +98,8 @@ NAMES: dict[str, tuple[str, ...]] = {
     "option_chooser": ("Option chooser",),
     "nearest_option": ("Nearest option",),
     "majority_vote": ("Majority vote",),
-    "knowledge_expert": ("Knowledge expert", "{Subject} expert"),
-    "critic": ("Critic", "{Subject} critic"),
+    "knowledge_expert": ("Knowledge expert", "Domain expert"),
+    "critic": ("Critic", "Careful critic"),
     "coder": ("Coder", "Careful coder"),
     "algorithm_designer": ("Algorithm designer",),
     "test_analyst": ("Test analyst",),
@@ -178,27 +178,11 @@ def describe(question: str) -> dict[str, str]:
     return {"topic": topic, "Topic": topic.capitalize(), "asked": asked, "n": str(max(2, min(count, 9)))}
 
 
-def _subject(subject: str) -> dict[str, str]:
-    plain = subject.replace("_", " ") or "the field"
-    return {"subject": plain, "Subject": plain[:1].upper() + plain[1:]}
-
-
-def _entry(question: str) -> str:
-    """The function that a code task asks for: the last one that its text begins."""
-    names = re.findall(r"^def ([A-Za-z_]\w*)", question, re.MULTILINE)
-    return names[-1] if names else "the function"
-
-
-def write_spec(
-    question: str, options: Sequence[str], rng: random.Random, *, family: Family = "math", subject: str = ""
-) -> Spec:
-    """One spec for a task. Every result is strictly valid, whatever the task says.
-
-    `subject` is the field of a knowledge task ("anatomy").
-    """
+def write_spec(question: str, options: Sequence[str], rng: random.Random, *, family: Family = "math") -> Spec:
+    """One spec for a task. Every result is strictly valid, whatever the task says."""
     plans = {"math": SHARED + (CHOICE if options else NUMBER), "knowledge": KNOWLEDGE, "code": CODE}[family]
     (plan,) = rng.choices([p for _, p in plans], weights=[w for w, _ in plans])
-    words = describe(question) | _subject(subject) | {"entry": _entry(question)}
+    words = describe(question)
     agents = []
     for number, (kind, parents) in enumerate(plan, start=1):
         role = rng.choice({"solver": SOLVERS, "computer": COMPUTERS}.get(kind, (kind,)))

@@ -86,7 +86,7 @@ def test_a_full_disk(kib, policy_folder, tmp_path):
     limited = ["bash", "-c", f'ulimit -f {kib}; exec "$@"', "bash", *map(str, command)]
     err = subprocess.run(limited, env=env, capture_output=True, text=True, timeout=300, check=False).stderr
     assert err.splitlines()[-1].startswith("error: ")
-    assert "make room and go on with --resume" in err.splitlines()[-1]
+    assert "make room, then go on: experiments/run.py with --resume" in err.splitlines()[-1]
     assert "Traceback" not in err
     _, err = (resumed := start("run", "--resume", tmp_path / "run", env=env)).communicate(timeout=300)
     assert resumed.returncode == 0, err

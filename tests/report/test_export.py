@@ -12,6 +12,7 @@ from report_helpers import write_lines, write_object
 
 from lemon_jax.bench import Dataset, Task, load
 from lemon_jax.cli import main
+from lemon_jax.errors import LemonError
 from lemon_jax.report import load_run
 from lemon_jax.report.export import export_human_eval, human_eval_completion, lm_eval_sample
 
@@ -243,8 +244,21 @@ BODY = "    return x + 1\n"
 WHOLE = "def add_one(x):\n    return x + 1"
 
 
-def test_human_eval_completions(tmp_path, capsys):
-    write_object(tmp_path / "manifest.json", {"config": {"bench": "humaneval"}})
+@pytest.fixture
+def functions(monkeypatch):
+    """HumanEval with three problems that ask for `add_one`."""
+    made = tuple(
+        Task(id=f"humaneval-{i}", bench="humaneval", question="def add_one(x):\n", gold="", kind="code",
+             entry_point="add_one")
+        for i in (0, 2, 12)
+    )  # fmt: skip
+    dataset = Dataset(bench="humaneval", source="official", train=(), test=made, sha256="ab" * 32, faults=())
+    monkeypatch.setattr("lemon_jax.report.export.load", lambda bench, **options: dataset)
+
+
+def test_human_eval_completions(tmp_path, capsys, functions):
+    facts = {"source": "official", "sha256": "ab" * 32}
+    write_object(tmp_path / "manifest.json", {"config": {"bench": "humaneval"}, "data": facts})
     rows = [
         line("lemon", "humaneval-12", None, output=f"Here it is:\n```python\n{WHOLE}\n```\nDone."),
         line("lemon", "humaneval-2", None, output=BODY),
@@ -261,6 +275,9 @@ def test_human_eval_completions(tmp_path, capsys):
     ]
     other = export_human_eval(load_run(tmp_path), tmp_path / "cot.jsonl", "cot")
     assert (other.rows, other.left_out) == (1, 0)
+    write_lines(tmp_path / "executions.jsonl", [line("lemon", "humaneval-3", None, output=BODY)])
+    with pytest.raises(LemonError, match="humaneval-3 is no test problem"):
+        export_human_eval(load_run(tmp_path), tmp_path / "lemon.jsonl", "lemon")
 
 
 @pytest.mark.parametrize(
@@ -272,12 +289,14 @@ def test_human_eval_completions(tmp_path, capsys):
         f"```\n{BODY}```",
         f"First try:\n```py\ndef add_one(x):\n    return x\n```\nBetter:\n```python\n{WHOLE}\n```",
         f"import math\n\n\n{WHOLE}\n",
+        f"```python\n{WHOLE}\n```\nA test:\n```python\nassert add_one(1) == 2\n```",  # a test
+        f"```py title=x\n{WHOLE}\n```",
     ],
 )
 def test_a_completion_passes_as_the_official_checker_puts_it_together(output):
     prompt = 'def add_one(x: int) -> int:\n    """Return x plus one."""\n'
     test = "def check(candidate):\n    assert candidate(1) == 2\n"
-    program = prompt + human_eval_completion(output) + "\n" + test + "\n" + "check(add_one)"
+    program = prompt + human_eval_completion(output, "add_one") + "\n" + test + "\n" + "check(add_one)"
     exec(compile(program, "program", "exec"), {})
 
 

@@ -20,9 +20,7 @@ TASKS = (
 def _write(seed: int = 0, per_task: int = 5):
     rng = random.Random(seed)
     return [
-        (t, write_spec(t.question, t.options, rng, family=t.family, subject=t.subject))
-        for t in TASKS
-        for _ in range(per_task)
+        (t, write_spec(t.question, t.options, rng, family=t.family)) for t in TASKS for _ in range(per_task)
     ]
 
 
@@ -75,11 +73,12 @@ def test_tools_have_dependencies_and_every_agent_is_heard():
 
 
 def test_duties_speak_of_the_task():
-    duties = {a.duty for t, spec in _write() for a in spec.agents if t.family == "code"}
-    assert "Write double." in duties
-    duties = {a.duty for t, spec in _write() for a in spec.agents if t.family == "knowledge"}
-    assert "Doubt each claim on world history and decide." in duties
-    found = describe("How many boxes of 5 muffins does Mia need for 20 muffins?")
+    rng = random.Random(0)
+    question = "How many boxes of 5 muffins does Mia need for 20 muffins?"
+    duties = {a.duty for _ in range(200) for a in write_spec(question, (), rng).agents}
+    assert "Find the number of boxes, one short step a line." in duties
+    assert "Work out the sharing question and state the number of boxes." in duties
+    found = describe(question)
     assert found == {"topic": "sharing", "Topic": "Sharing", "asked": "number of boxes", "n": "2"}
 
 

@@ -6,7 +6,10 @@ import ast
 import re
 import textwrap
 
-_TAG_LINE = re.compile(r"[ \t]*([\w+.-]*)[ \t]*(?:\r?\n|$)(.*)", re.DOTALL)
+# "```python", or with attributes: "```python title=a.py {1,3}"
+_TAG_LINE = re.compile(
+    r"[ \t]*(?:([\w+.-]+)(?:[ \t]+(?:[\w-]+=\S+|\{[^\n{}]*\}))*)?[ \t]*(?:\r?\n|$)(.*)", re.DOTALL
+)
 _TAG_INLINE = re.compile(r"[ \t]*(python3?|py)\s+(.*)", re.DOTALL | re.IGNORECASE)
 
 
@@ -45,7 +48,7 @@ def _fenced(text: str) -> tuple[str | None, list[tuple[str, str, bool]]]:
     blocks = []
     for index in range(1, len(parts), 2):
         match = _TAG_LINE.match(parts[index]) or _TAG_INLINE.match(parts[index])
-        label, body = (match[1].lower(), match[2]) if match else ("", parts[index])
+        label, body = ((match[1] or "").lower(), match[2]) if match else ("", parts[index])
         if body.strip():
             blocks.append((label, body, index + 1 < len(parts)))
     return (parts[0] if len(parts) > 1 else None), blocks

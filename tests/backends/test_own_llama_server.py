@@ -1,0 +1,110 @@
+"""LEMON_LLAMA_SERVER: a llama-server of the user's own instead of the one in the package."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from lemon_jax.backends import EmbeddedServer
+from lemon_jax.backends import embedded as embedded_module
+from lemon_jax.errors import LemonError
+
+# Answers /health and writes what it was started with beside itself.
+PROGRAM = """#!{python}
+import http.server, json, os, sys
+from pathlib import Path
+
+arguments = dict(zip(sys.argv[1::2], sys.argv[2::2]))
+facts = {{"argv": sys.argv[1:], "key": Path(arguments["--api-key-file"]).read_text(), "pid": os.getpid()}}
+facts["environment"] = sorted(os.environ)
+Path(__file__).with_suffix(".json").write_text(json.dumps(facts))
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+
+http.server.HTTPServer((arguments["--host"], int(arguments["--port"])), Handler).serve_forever()
+"""
+PARENT = """
+import asyncio, sys, time
+from pathlib import Path
+from lemon_jax.backends import EmbeddedServer, embedded
+
+embedded.read_gguf_header = lambda path: None
+asyncio.run(EmbeddedServer(Path(sys.argv[1]), slots=1, context=512, threads=1).start())
+print("started", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    path = tmp_path / "llama-server"
+    path.write_text(PROGRAM.format(python=sys.executable))
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    monkeypatch.setenv("LEMON_LLAMA_SERVER", str(path))
+    monkeypatch.setattr(embedded_module, "read_gguf_header", lambda path: None)
+    return path
+
+
+def facts_of(program: Path):
+    return json.loads(program.with_suffix(".json").read_text())
+
+
+def runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def test_it_is_started_with_the_settings_of_the_packaged_one(program, tmp_path):
+    async def run():
+        async with EmbeddedServer(tmp_path / "m.gguf", slots=4, context=512, threads=2) as server:
+            return server.api_key, server.base_url
+
+    key, base_url = asyncio.run(run())
+    facts = facts_of(program)
+    settings = dict(zip(facts["argv"][::2], facts["argv"][1::2], strict=False))
+    assert settings["--model"] == str(tmp_path / "m.gguf")
+    assert (settings["--parallel"], settings["--ctx-size"], settings["--threads"]) == ("4", "2048", "2")
+    assert base_url == f"http://127.0.0.1:{settings['--port']}/v1"
+    assert facts["key"] == key
+    assert key not in facts["argv"]  # other users of the machine can read a command line
+    assert not {"LEMON_LLAMA_SERVER_KEY", "LEMON_LLAMA_SERVER"} & set(facts["environment"])
+    assert not runs(facts["pid"])  # stopped with the server
+
+
+def test_it_ends_with_a_killed_parent(program, tmp_path):
+    command = [sys.executable, "-c", PARENT, str(tmp_path / "m.gguf")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(tmp_path)}
+    ) as p:
+        assert p.stdout.readline() == "started\n"
+        pid = facts_of(program)["pid"]
+        assert runs(pid)
+        p.kill()
+    deadline = time.monotonic() + 5
+    while runs(pid) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not runs(pid)
+
+
+def test_what_cannot_be_run_is_one_clear_line(program, tmp_path, monkeypatch):
+    program.chmod(0o600)
+    with pytest.raises(
+        LemonError, match=r"LEMON_LLAMA_SERVER: .*no program that can be run.*unset the variable"
+    ):
+        asyncio.run(EmbeddedServer(tmp_path / "m.gguf", slots=1, context=512).start())
+    monkeypatch.setenv("LEMON_LLAMA_SERVER", str(tmp_path / "missing"))
+    with pytest.raises(LemonError, match="missing is no program"):
+        asyncio.run(EmbeddedServer(tmp_path / "m.gguf", slots=1, context=512).start())
