@@ -2,7 +2,7 @@
 
     python experiments/sft.py --data DIR --out checkpoints/warmstart
 
-About 25 minutes on 2 cores. Prompts are the train splits of the benches and problems this project
+About 25 minutes on 2 cores. Prompts are from the train splits of the benches, and problems this project
 generates; specs come from the teacher, by default the sampler of lemon_jax/train/teacher.py.
 """
 
@@ -139,11 +139,12 @@ def _run(args: argparse.Namespace) -> None:
 
 
 def _command() -> str:
-    """How to do it again: the command line without the place of the data on this machine."""
+    """How to do it again: the command line without the places of data and policy on this machine."""
     words = sys.argv[1:]
-    if "--data" in words:
-        at = words.index("--data")
-        del words[at : at + 2]
+    for place in ("--data", "--out"):
+        if place in words:
+            at = words.index(place)
+            del words[at : at + 2]
     return " ".join(["python experiments/sft.py", *words])
 
 
