@@ -4,6 +4,7 @@ from lemon_jax.backends.download import resolve_model
 from lemon_jax.backends.embedded import EmbeddedBackend, EmbeddedServer
 from lemon_jax.backends.gate import ExclusiveGate
 from lemon_jax.backends.gguf_header import GgufHeader, read_gguf_header
+from lemon_jax.backends.llama_server import PROGRAM_VARIABLE
 from lemon_jax.backends.model_files import PRESETS, ModelFile, Progress, file_digest, model_cache
 from lemon_jax.backends.openai import OpenAIBackend
 from lemon_jax.backends.pool import WorkerPool
@@ -21,6 +22,7 @@ from lemon_jax.backends.workers import (
 
 __all__ = [
     "PRESETS",
+    "PROGRAM_VARIABLE",
     "Backend",
     "CapacityConfig",
     "CostRates",

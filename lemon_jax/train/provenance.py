@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.metadata
+import os
 import platform
 import subprocess
 from collections.abc import Iterable
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lemon_jax import __version__
-from lemon_jax.backends import WorkerPool
+from lemon_jax.backends import PROGRAM_VARIABLE, WorkerPool
 from lemon_jax.bench import Dataset
 
 SPLIT = "test"  # what is evaluated on
@@ -63,4 +64,6 @@ def worker_facts(pool: WorkerPool) -> dict[str, Any]:
         # Prices and samples decide rewards and requests as much as the weights do.
         "settings": {level: asdict(capacity) for level, capacity in capacities.items()},
         "cost": asdict(pool.config.cost),
+        # What computes embedded models; the version of the packaged one is among `versions`.
+        "engine": PROGRAM_VARIABLE if os.environ.get(PROGRAM_VARIABLE) else "packaged",
     }
