@@ -131,6 +131,8 @@ def run(args: argparse.Namespace) -> int:
                 facts = manifest(config, dataset, policy, pool)
                 if earlier is not None:
                     _check_same(earlier, facts)
+                    if any(earlier.get(name) != facts[name] for name in ("git_sha", "versions")):
+                        progress.note("warning: the code or its libraries changed since this run began")
                     directory, _ = RunDir.open(args.resume)
                 else:
                     directory = RunDir.create(args.out or _default_out(config), facts)

@@ -33,6 +33,17 @@ class _Stops(Exception):
     """Their code would end with an error here."""
 
 
+def announced(text: str) -> str:
+    """A reply of this project's roles in the words that the rule knows.
+
+    Their agents are asked to say "The answer is C"; ours end with "Answer: C", of which the rule for MMLU
+    would read the A of "Answer".
+    """
+    before, marker, after = text.rpartition("Answer:")
+    at_line_start = marker and not before.rpartition("\n")[2].strip(" *_#>")
+    return f"{before}The answer is {after.strip().lstrip('*_ ')}" if at_line_start else text
+
+
 def extract(task: Task, text: str) -> Extraction:
     """The answer under the rule of the task's bench: digits, a character, or None.
 

@@ -104,21 +104,21 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
 def calls_line(summary: Mapping[str, Any]) -> str:
     """Which workers replied, and whether live or from a recording; "" if the run does not say.
 
-    # "embedded workers; calls 300 from a recording, 512 from this run's cache"
+    # "embedded workers; calls 300 from a recording, 20 live, 512 from this run's cache in training"
     """
-    train = mapping(summary.get("train"))
+    train, calls = mapping(summary.get("train")), mapping(summary.get("calls"))
     parts = []
-    for key, words in (
-        ("recorded_calls", "from a recording"),
-        ("live_calls", "live"),
-        ("cached_calls", "from this run's cache"),
+    for value, words in (
+        (calls.get("recorded"), "from a recording"),
+        (calls.get("live", train.get("live_calls")), "live"),
+        (train.get("cached_calls"), "from this run's cache in training"),
     ):
-        count = number(train.get(key))
+        count = number(value)
         if count is not None:
             parts.append(f"{count:,.0f} {words}")
     workers = f"{plain(summary['workers'])} workers" if summary.get("workers") else ""
-    calls = f"calls {', '.join(parts)}" if parts else ""
-    return "; ".join(text for text in (workers, calls) if text)
+    replies = f"calls {', '.join(parts)}" if parts else ""
+    return "; ".join(text for text in (workers, replies) if text)
 
 
 def accuracy_text(row: Row) -> str:

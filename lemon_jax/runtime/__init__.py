@@ -11,6 +11,7 @@ from lemon_jax.runtime.prompts import (
     fixed_prefix,
     render_options,
 )
+from lemon_jax.runtime.repeats import repeat_indices
 from lemon_jax.runtime.store import CallStore, call_key, read_recording, write_recording
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "fixed_prefix",
     "read_recording",
     "render_options",
+    "repeat_indices",
     "write_recording",
 ]

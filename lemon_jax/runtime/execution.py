@@ -76,7 +76,7 @@ class AgentRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Execution:
-    """A spec executed on one task; `answer_text` is the output agent's output."""
+    """A spec executed on one task; `answer_text` is the output agent's output, "" where that is NO_ANSWER."""
 
     agents: tuple[AgentRun, ...]
     answer_text: str

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -11,6 +11,7 @@ from lemon_jax.backends import Request
 from lemon_jax.runtime.calls import Call, Caller
 from lemon_jax.runtime.execution import AgentRun, Execution, Status, Usage, call_cost
 from lemon_jax.runtime.prompts import Input, Problem, build_messages, fixed_prefix
+from lemon_jax.runtime.repeats import repeat_indices
 from lemon_jax.runtime.tools import (
     CalculatorError,
     evaluate,
@@ -58,27 +59,28 @@ class Executor:
         *,
         scope: str = "",
         on_agent: Callable[[AgentRun], None] | None = None,
+        repeats: Mapping[str, int] | None = None,
     ) -> Execution:
         """Run every agent of a valid spec once its dependencies are done.
 
-        Agents that nobody listens to run too: the spec asked for them, and their tokens count.
+        Agents that nobody listens to run too: the spec asked for them, and their tokens count. `repeats` are
+        places among equal agents that some have already (`repeat_indices`).
         """
         tasks: dict[str, asyncio.Task[AgentRun]] = {}
-        repeats: dict[tuple[object, ...], int] = {}
+        places = repeat_indices(spec, repeats)
         async with _task_group() as group:
             for agent_id in order(spec):
                 agent = spec.agent(agent_id)
-                # The i-th agent that asks the very same takes sample index i: self-consistency would
-                # otherwise be one call repeated.
-                same = (agent.role, agent.duty, agent.capacity, frozenset(agent.depends_on))
-                repeat = repeats[same] = repeats.get(same, -1) + 1
                 waits = {parent: tasks[parent] for parent in agent.depends_on}
                 tasks[agent_id] = group.create_task(
-                    self._run_when_ready(spec, agent, problem, waits, repeat, scope, on_agent)
+                    self._run_when_ready(spec, agent, problem, waits, places[agent_id], scope, on_agent)
                 )
         runs = tuple(tasks[agent.id].result() for agent in spec.agents)
         failed = any(run.status in (Status.INFRA_FAILED, Status.SKIPPED) for run in runs)
-        return Execution(agents=runs, answer_text=tasks[spec.output].result().output, infra_failed=failed)
+        output = tasks[spec.output].result()
+        # What a tool could not make a value of is no answer, whatever number stands in it.
+        text = "" if output.status is Status.NO_ANSWER else output.output
+        return Execution(agents=runs, answer_text=text, infra_failed=failed)
 
     async def _run_when_ready(
         self,

@@ -68,7 +68,7 @@ def _candidates(text: str, spec: Spec, parsed: Parsed) -> Iterator[_Candidate]:
             yield _Candidate("delete_dependency", i, after, "depends_on", span, new)
     for i, agent in enumerate(spec.agents):
         duty = ROLES[agent.role].default_duty
-        if agent.duty != duty:
+        if agent.duty != duty and ROLES[agent.role].llm:  # nobody reads the duty of a tool
             span = parsed.spans["agents", i, "duty"]
             yield _Candidate("restore_duty", i, replace(agent, duty=duty), "duty", span, quote(duty))
     for i, agent in enumerate(spec.agents):

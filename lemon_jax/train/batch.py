@@ -48,8 +48,12 @@ class SpanTokens:
 def span_tokens(tokenizer: Tokenizer, rollout: Rollout, edit: Edit) -> SpanTokens:
     """The smallest token range of the sampled ids that covers the edited field, and its replacement.
 
-    Tokens may straddle the field's ends; what they hold beyond it stands in the replacement too, so
-    that both continue the very same prefix of sampled ids.
+    Tokens may straddle the field's ends; what they hold beyond it stands in the replacement too. Ids that
+    both begin with are no part of either: they belong to the common prefix, and a mean over spans of
+    different lengths would push them.
+
+    In:  `[a1, a2]` edited to `[a1]`
+    Out: `, a2]` and `]`
     """
     offsets = tokenizer.offsets(rollout.token_ids)
     start, end = edit.span
@@ -58,7 +62,11 @@ def span_tokens(tokenizer: Tokenizer, rollout: Rollout, edit: Edit) -> SpanToken
     edited = edit.text[edit.edited_span[0] : edit.edited_span[1]]
     text = rollout.text
     replacement = text[left:start] + edited + text[end:right]
-    return SpanTokens(first=first, last=last, edited_ids=tuple(tokenizer.encode(replacement)))
+    sampled, new = rollout.token_ids[first:last], tuple(tokenizer.encode(replacement))
+    shared = 0
+    while shared < min(len(sampled), len(new)) - 1 and sampled[shared] == new[shared]:
+        shared += 1
+    return SpanTokens(first=first + shared, last=last, edited_ids=new[shared:])
 
 
 def make_batch(

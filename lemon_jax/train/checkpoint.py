@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,9 +68,9 @@ class Checkpoints:
                     reason[0][:160] if reason else type(error).__name__,
                 )
                 continue
-            ema = tuple(float(x) for x in np.asarray(tree["edit_ema"]))
+            sums, weights = (tuple(map(float, row)) for row in np.asarray(tree["edit_sampler"]))
             restored = TrainState(params=tree["params"], opt_state=tree["opt_state"])
-            return int(tree["step"]), restored, EditSampler(ema=ema, rate=sampler.rate, floor=sampler.floor)
+            return int(tree["step"]), restored, replace(sampler, sums=sums, weights=weights)
         if steps:
             raise LemonError(f"{self.folder}: all {len(steps)} checkpoints are damaged; start a new run")
         return None
@@ -82,7 +83,7 @@ def _tree(step: int, state: TrainState, sampler: EditSampler) -> dict[str, Any]:
     return {
         "params": state.params,
         "opt_state": state.opt_state,
-        "edit_ema": np.asarray(sampler.ema, np.float64),
+        "edit_sampler": np.asarray([sampler.sums, sampler.weights], np.float64),
         "step": np.asarray(step, np.int32),
     }
 

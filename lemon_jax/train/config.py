@@ -22,7 +22,7 @@ class UpdateConfig:
     clip_norm: float = 1.0
     clip: float = 0.2
     kl: float = 0.03
-    counterfactual: float = 0.5  # weight of the counterfactual loss; 0 switches it off
+    counterfactual: float = 4.0  # weight of the counterfactual loss; without edits: edits_per_step = 0
     tau: float = 1.0
     normalise_spans: bool = True
     temperature: float = 0.7  # of sampling and scoring alike; at 1 more specs are invalid
@@ -42,6 +42,7 @@ class RunConfig:
     tasks_per_step: int = 4
     group: int = 4
     edits_per_step: int = 4  # counterfactual executions a step; 0 without counterfactuals
+    updates_per_step: int = 2  # passes over a step's specs; from the second on the ratios are clipped
     eval_tasks: int = 50
     accept_isolation: str = ACCEPTED  # the lowest under which an answer's code may run
     baselines: str = ",".join(DEFAULT_BASELINES)  # to evaluate beside the policy; also "all" and "none"

@@ -13,17 +13,29 @@ from lemon_jax.spec import FAMILIES, Edit
 class EditSampler:
     """The running mean of |contrast| of each family.
 
-    ema_k <- (1 - rate) ema_k + rate |D|;  p_k = floor + (1 - K floor) ema_k / sum ema, over the K
-    families applicable to a spec. All families start equal.
+    sum_k <- (1 - rate) sum_k + rate |D|, weight_k <- (1 - rate) weight_k + rate;  ema_k = sum_k / weight_k
+    p_k = floor + (1 - K floor) ema_k / sum ema, over the K families applicable to a spec
+
+    so that the mean is one of contrasts that were seen, from the first one on (Adam's bias correction). A
+    family that was not drawn yet counts as the mean of the others; without any contrast all are equal.
     """
 
-    ema: tuple[float, ...] = (1.0,) * len(FAMILIES)
+    sums: tuple[float, ...] = (0.0,) * len(FAMILIES)
+    weights: tuple[float, ...] = (0.0,) * len(FAMILIES)
     rate: float = 0.1
     floor: float = 0.1
 
+    @property
+    def ema(self) -> tuple[float, ...]:
+        """The mean |contrast| of each family."""
+        seen = [s / w for s, w in zip(self.sums, self.weights, strict=True) if w > 0]
+        unseen = sum(seen) / len(seen) if seen else 1.0
+        return tuple(s / w if w > 0 else unseen for s, w in zip(self.sums, self.weights, strict=True))
+
     def probabilities(self, families: Sequence[str] = FAMILIES) -> dict[str, float]:
         """Probability of each of these families; they sum to 1."""
-        values = {name: self.ema[FAMILIES.index(name)] for name in families}
+        ema = self.ema
+        values = {name: ema[FAMILIES.index(name)] for name in families}
         total = sum(values.values())
         k = len(values)
         floor = min(self.floor, 1.0 / k) if k else 0.0
@@ -44,8 +56,9 @@ class EditSampler:
 
     def updated(self, contrasts: Sequence[tuple[str, float]]) -> EditSampler:
         """After these (family, contrast) pairs, in their order."""
-        ema = list(self.ema)
+        sums, weights = list(self.sums), list(self.weights)
         for family, contrast in contrasts:
             k = FAMILIES.index(family)
-            ema[k] = (1 - self.rate) * ema[k] + self.rate * abs(contrast)
-        return replace(self, ema=tuple(ema))
+            sums[k] = (1 - self.rate) * sums[k] + self.rate * abs(contrast)
+            weights[k] = (1 - self.rate) * weights[k] + self.rate
+        return replace(self, sums=tuple(sums), weights=tuple(weights))

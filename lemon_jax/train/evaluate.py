@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -64,12 +64,20 @@ NOT_EXECUTED = Grade(correct=False, answer=None, fallback=False, no_answer=True)
 
 
 async def execute(
-    executor: Executor, task: Task, parsed: Parsed, scope: str, grader: Grader | None = None
+    executor: Executor,
+    task: Task,
+    parsed: Parsed,
+    scope: str,
+    grader: Grader | None = None,
+    repeats: Mapping[str, int] | None = None,
 ) -> Scored:
-    """Run a parsed spec (repaired, if that is all there is) on a task and grade its answer."""
+    """Run a parsed spec (repaired, if that is all there is) on a task and grade its answer.
+
+    `repeats` are handed to `Executor.execute`.
+    """
     if parsed.spec is None:
         return Scored(task=task, parsed=parsed, execution=None, grade=NOT_EXECUTED)
-    execution = await executor.execute(parsed.spec, task, scope=scope)
+    execution = await executor.execute(parsed.spec, task, scope=scope, repeats=repeats)
     verdict = NOT_EXECUTED
     if not execution.infra_failed:  # such an answer is not judged, and there may be none
         verdict = await (grader or Grader()).grade(task, execution.answer_text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lemon_jax.bench import Grade, Task, grade
+from lemon_jax.bench import Grade, Task, gdesigner, grade
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import ACCEPTED, CandidateStatus, check_candidate, require
 
@@ -38,6 +38,8 @@ class Grader:
             LemonError: an unknown extractor; a test that does not run; too little isolation here.
         """
         if task.kind != "code":
+            if self.extractor == "gdesigner":
+                text = gdesigner.announced(text)
             return grade(task, text, self.extractor)
         result = await check_candidate(
             prompt=task.question,

@@ -6,7 +6,7 @@ import math
 import os
 import platform
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import jax
@@ -15,7 +15,7 @@ from lemon_jax.backends import Reply, WorkerPool
 from lemon_jax.bench import Dataset, Task
 from lemon_jax.extraction import read_answer
 from lemon_jax.model import params_sha256
-from lemon_jax.orchestrator import Orchestrator
+from lemon_jax.orchestrator import Orchestrator, Rollout
 from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.spec import Parsed, baseline_names, baselines
 from lemon_jax.train.config import RunConfig
@@ -50,6 +50,7 @@ class Job:
     recording: dict[str, Reply] = field(default_factory=dict)
     allow_unsandboxed: bool = False
     resumed: bool = False
+    _earlier_s: float = field(default=0.0, init=False)  # seconds of the steps that earlier processes took
 
     async def execute(self) -> dict[str, Any]:
         """Train, evaluate, write `summary.json`; returns the summary."""
@@ -62,7 +63,7 @@ class Job:
             tasks = choose_tasks(self.dataset.test, self.config.eval_tasks, self.config.seed)
             found = await self._search(executor, store) if self.config.best_fixed else None
             rows = await self._evaluate(executor, store, tasks, trained, found)
-            summary = self._summary(rows, caller.live_calls, time.monotonic() - started)
+            summary = self._summary(rows, store, time.monotonic() - started)
             summary |= {"search": found.facts()} if found else {}
             self.run.write_json(SUMMARY, summary)
         finally:
@@ -80,6 +81,10 @@ class Job:
         )
         try:
             done = trainer.resume() if self.resumed else 0
+            # What an interrupted evaluation took is not known, and not counted.
+            self._earlier_s = sum(
+                value for row in self.run.read(TIMINGS) for name, value in row.items() if name.endswith("_s")
+            )
             if done:
                 self.progress.note(f"resumed after step {done}")
             self.progress.phase("training", self.config.steps - done, unit="step")
@@ -140,7 +145,7 @@ class Job:
         slots = self.policy.prompt_slots(texts)
         specs: dict[str, list[Parsed]] = {}
         for method, policy in (("lemon", trained), ("warmstart", self.policy)):
-            specs[method] = [r.parsed for r in policy.write_greedy(texts, prompt_slots=slots)]
+            specs[method] = [_verdict(r) for r in policy.write_greedy(texts, prompt_slots=slots)]
         known = baselines(seed=self.config.seed, family=tasks[0].family)
         specs |= {n: fixed(known[n], len(tasks)) for n in baseline_names(self.config.baselines)}
         if found is not None:
@@ -155,12 +160,10 @@ class Job:
             rows.append(row)
         return rows
 
-    def _summary(self, rows: list[dict[str, Any]], live_calls: int, wall_s: float) -> dict[str, Any]:
+    def _summary(self, rows: list[dict[str, Any]], store: CallStore, wall_s: float) -> dict[str, Any]:
         metrics = self.run.read(METRICS)
         rewards = [m["reward"] for m in metrics if m["reward"] is not None]
         fifth = max(1, math.ceil(len(rewards) / 5))
-        # Steps of an earlier, interrupted process count with the time they took there.
-        earlier = sum(sum(v for k, v in row.items() if k.endswith("_s")) for row in self.run.read(TIMINGS))
 
         def total(name: str) -> int:
             return sum(m[name] for m in metrics)
@@ -172,7 +175,7 @@ class Job:
             "policy": self.config.policy,
             "seed": self.config.seed,
             "steps": self.config.steps,
-            "wall_s": round(max(wall_s, earlier) if self.resumed else wall_s, 1),
+            "wall_s": round(self._earlier_s + wall_s, 1),
             "data": tested(self.dataset),
             "train": {
                 "executions": total("executions"),
@@ -181,15 +184,21 @@ class Job:
                 "counterfactual_tokens": total("counterfactual_tokens"),
                 "cached_calls": total("cached_calls"),
                 "recorded_calls": total("recorded_calls"),
-                "live_calls": live_calls,
                 "invalid_rate": round(
                     sum(m["invalid_rate"] for m in metrics) * self.config.specs_per_step / max(specs, 1), 4
                 ),
                 "reward_first": _mean(rewards[:fifth]),
                 "reward_last": _mean(rewards[-fifth:]),
             },
+            # Of the whole run: training, search and evaluation, over all its processes.
+            "calls": {"recorded": store.count(recorded=True), "live": store.count(recorded=False)},
             "eval": rows,
         }
+
+
+def _verdict(rollout: Rollout) -> Parsed:
+    """A spec that was cut at the token limit is not valid as written, even where it parses."""
+    return rollout.parsed if rollout.finished else replace(rollout.parsed, strict_ok=False)
 
 
 def _mean(values: list[float]) -> float | None:

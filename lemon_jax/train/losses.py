@@ -26,12 +26,19 @@ class Sum(NamedTuple):
         return self.total / jnp.maximum(self.weight, 1e-9)
 
 
-def group_advantages(rewards: np.ndarray, group: int, *, epsilon: float = 1e-4) -> np.ndarray:
-    """Group-relative advantages (r - mean) / (std + epsilon), Shao et al. 2024 (GRPO), eq. 3.
+STD_FLOOR = 0.2  # a fifth of a success
+
+
+def group_advantages(rewards: np.ndarray, group: int, *, floor: float = STD_FLOOR) -> np.ndarray:
+    """Group-relative advantages (r - mean) / max(std, floor), after Shao et al. 2024 (GRPO), eq. 3.
+
+    There the divisor is the std alone, which makes small differences of cost among specs that are all right
+    (or all wrong) as loud as success against failure; the floor keeps them small.
 
     Args:
         rewards: [N * group], row n * group + g; NaN marks a masked execution, which is left out of
             mean and std and gets advantage 0.
+        floor: in units of reward, positive.
 
     A group whose rewards are all equal gets exactly 0: equality of rewards is tested, since a float
     std of equal rewards need not be 0. So does a group with fewer than two rewards.
@@ -43,7 +50,7 @@ def group_advantages(rewards: np.ndarray, group: int, *, epsilon: float = 1e-4) 
         known = r[seen]
         if len(known) < 2 or np.all(known == known[0]):
             continue
-        out[start : start + group][seen] = (known - known.mean()) / (known.std() + epsilon)
+        out[start : start + group][seen] = (known - known.mean()) / max(known.std(), floor)
     return out
 
 

@@ -22,6 +22,7 @@ _COUNTS = (
     "tasks_per_step",
     "group",
     "edits_per_step",
+    "updates_per_step",
     "eval_tasks",
     "checkpoint_every",
     "search_candidates",

@@ -11,7 +11,7 @@ import numpy as np
 
 from lemon_jax.bench import Task
 from lemon_jax.orchestrator import Rollout
-from lemon_jax.runtime import CallStore, Executor
+from lemon_jax.runtime import CallStore, Executor, repeat_indices
 from lemon_jax.spec import FAMILIES, Edit, applicable, edges, parse
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.edit_sampler import EditSampler
@@ -93,7 +93,10 @@ async def run_step(
     grader = config.grader
     results = await together(
         *(_maybe_execute(executor, t, r, scope, grader) for t, r in zip(per_rollout, rollouts, strict=True)),
-        *(execute(executor, per_rollout[i], parse(edit.text), scope, grader) for i, edit in edits),
+        *(
+            execute(executor, per_rollout[i], parse(edit.text), scope, grader, _kept(rollouts[i], edit))
+            for i, edit in edits
+        ),
     )
     scored, edited = results[: len(rollouts)], results[len(rollouts) :]
     rewards = [reward_of(config.reward, s, valid=r.valid) for s, r in zip(scored, rollouts, strict=True)]
@@ -110,6 +113,13 @@ async def run_step(
             )
         )
     return StepOutcome(tasks=tasks, rollouts=rollouts, scored=scored, rewards=rewards, contrasts=contrasts)
+
+
+def _kept(rollout: Rollout, edit: Edit) -> dict[str, int]:
+    """The places among equals of the agents that the edit leaves alone, as in the original."""
+    assert rollout.parsed.spec is not None  # only valid specs are edited
+    places = repeat_indices(rollout.parsed.spec)
+    return {agent: place for agent, place in places.items() if agent != edit.agent_id}
 
 
 def scope_of(step: int) -> str:

@@ -121,16 +121,20 @@ class Trainer:
             prompt_slots=self._prompt_slots,
             pad_id=self.policy.tokenizer.pad_id,
         )
-        self._state, values = update(
-            self._state, self._reference, batch, graph=self._graph, config=self.config.update
-        )
-        metrics = {name: float(value) for name, value in values.items()}
-        bad = [name for name, value in metrics.items() if not np.isfinite(value)]
-        if bad:
-            raise LemonError(
-                f"step {step}: {', '.join(bad)} not finite; lower update.learning_rate in the preset, "
-                f"or resume from the checkpoint before it"
+        passes: list[dict[str, float]] = []
+        for _ in range(self.config.updates_per_step):
+            self._state, values = update(
+                self._state, self._reference, batch, graph=self._graph, config=self.config.update
             )
+            passes.append({name: float(value) for name, value in values.items()})
+            bad = [name for name, value in passes[-1].items() if not np.isfinite(value)]
+            if bad:
+                raise LemonError(
+                    f"step {step}: {', '.join(bad)} not finite; lower update.learning_rate in the preset, "
+                    f"or resume from the checkpoint before it"
+                )
+        # The first pass sees the policy that sampled; only a later one can be clipped.
+        metrics = passes[0] | {"clip_fraction": passes[-1]["clip_fraction"]}
         return metrics | {"frac_reward_zero_std": zero_std_fraction(totals, self.config.group)}
 
     def save_policy(self, manifest: dict[str, Any]) -> Orchestrator:

@@ -57,6 +57,9 @@ def total_loss(
 ) -> tuple[Array, dict[str, Array]]:
     """L = L_GRPO + kl * KL(pi || pi_ref) + counterfactual * L_CF, and the metrics of the step.
 
+    All three are divided by the number of tokens of the step: a token of an edited span weighs as much as a
+    token of GRPO, times `counterfactual`.
+
     Rollouts and edited specs are scored in one pass, in the layout that sampled them.
     """
     num_rollouts = batch.completions_BxC.shape[0]
@@ -80,13 +83,14 @@ def total_loss(
         log_probs_BxC, all_log_probs[num_rollouts:], batch, normalise=config.normalise_spans
     )
     spans = losses.counterfactual(original_K, edited_K, batch.contrast_K, batch.weight_K, tau=config.tau)
-    loss = policy.mean() + config.kl * kl.mean() + config.counterfactual * spans.mean()
+    loss_cf = losses.Sum(spans.total, policy.weight).mean()
+    loss = policy.mean() + config.kl * kl.mean() + config.counterfactual * loss_cf
     entropy = jnp.sum(jnp.where(mask_BxC, all_entropy[:num_rollouts], 0.0))
     log_ratio = jnp.where(mask_BxC, log_probs_BxC - batch.old_log_probs_BxC, 0.0)
     metrics = {
         "loss": loss,
         "loss_grpo": policy.mean(),
-        "loss_cf": spans.mean(),
+        "loss_cf": loss_cf,
         "kl": kl.mean(),
         "entropy": entropy / jnp.maximum(policy.weight, 1.0),
         "clip_fraction": clip_fraction,

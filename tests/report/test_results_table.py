@@ -127,8 +127,9 @@ def test_best_accuracy_and_lowest_cost_are_bold():
 
 
 def test_where_the_replies_came_from():
-    text = render(summary(train={"recorded_calls": 300, "cached_calls": 512, "live_calls": 1200}), 120)
+    text = render(summary(calls={"recorded": 300, "live": 1200}, train={"cached_calls": 512}), 120)
     assert "300 from a recording, 1,200 live, 512 from" in " ".join(text.split())
+    assert "calls 7 live" in render(summary(train={"live_calls": 7}), 120)  # lemon eval has no more
 
 
 def test_the_sample_is_loud():

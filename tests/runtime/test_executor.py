@@ -106,6 +106,7 @@ def test_calculator():
     (only,) = execution.agents
     assert (only.status, only.answer, only.output) == (Status.NO_ANSWER, None, "10 / 0")
     assert only.note == "calculator: a division by zero"
+    assert execution.answer_text == ""  # no number is dug out of what the calculator refused
 
 
 PROGRAM = spec(agent("a", role="programming_expert"))

@@ -38,7 +38,7 @@ def test_canonical_specs(specs, data):
     ranks = [(FAMILIES.index(edit.family), edit.path[1]) for edit in edits]
     assert ranks == sorted(ranks)
     lowered = sum(a.capacity != "small" and ROLES[a.role].llm for a in spec.agents)
-    restored = sum(a.duty != ROLES[a.role].default_duty for a in spec.agents)
+    restored = sum(a.duty != ROLES[a.role].default_duty and ROLES[a.role].llm for a in spec.agents)
     families = [edit.family for edit in edits]
     # A tool keeps its last dependency.
     deleted = sum(len(a.depends_on) for a in spec.agents if ROLES[a.role].llm or len(a.depends_on) > 1)
@@ -65,9 +65,9 @@ def test_one_level_down(document, agent):
         assert edit.spec.agents[0].capacity == low
 
 
-def test_tools_keep_their_capacity_and_their_last_input(document, agent):
+def test_tools_keep_their_duty_their_capacity_and_their_last_input(document, agent):
     text = document(agent("a"), agent("s", role="majority_vote", capacity="large", depends_on="[a]"))
-    assert {(e.family, e.agent_id) for e in check(text)} == {("restore_duty", "a"), ("restore_duty", "s")}
+    assert {(e.family, e.agent_id) for e in check(text)} == {("restore_duty", "a")}
 
 
 def test_the_text_that_was_written_is_kept(document, agent):

@@ -7,8 +7,8 @@ import math
 import numpy as np
 
 
-def advantages(rewards, group: int, epsilon: float = 1e-4) -> np.ndarray:
-    """(r - mean) / (std + epsilon) over a group's known rewards; 0 for unknown and for equal ones."""
+def advantages(rewards, group: int, floor: float = 0.2) -> np.ndarray:
+    """(r - mean) / max(std, floor) over a group's known rewards; 0 for unknown and for equal ones."""
     out = np.zeros(len(rewards))
     for start in range(0, len(rewards), group):
         rows = [i for i in range(start, start + group) if not math.isnan(rewards[i])]
@@ -18,7 +18,7 @@ def advantages(rewards, group: int, epsilon: float = 1e-4) -> np.ndarray:
         mean = sum(known) / len(known)
         std = math.sqrt(sum((r - mean) ** 2 for r in known) / len(known))
         for i in rows:
-            out[i] = (rewards[i] - mean) / (std + epsilon)
+            out[i] = (rewards[i] - mean) / max(std, floor)
     return out
 
 

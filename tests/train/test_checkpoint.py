@@ -29,7 +29,7 @@ def collect_what_damaged_files_left():
 
 
 CONFIG = UpdateConfig()
-SAMPLER = EditSampler(ema=(0.1, 1 / 3, 2.0000000001))
+SAMPLER = EditSampler(sums=(0.1, 1 / 3, 2.0000000001), weights=(0.1, 0.19, 1 - 1e-16))
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_the_whole_state_comes_back(saved, start):
     step, state, sampler = _restore(saved, start)
     assert step == 2
     _assert_equal(state, _state(start, 2))
-    assert sampler == EditSampler(ema=SAMPLER.ema, rate=0.3, floor=0.2)
+    assert sampler == EditSampler(sums=SAMPLER.sums, weights=SAMPLER.weights, rate=0.3, floor=0.2)
 
 
 def test_nothing_saved_yet(tmp_path, start):

@@ -61,6 +61,21 @@ def test_other_answers_are_read_by_the_named_rule(extractor):
     assert verdict(text, task, extractor=extractor) == grade(task, text, extractor)
 
 
+def test_the_rule_of_the_other_family_hears_this_projects_roles():
+    """Their rule knows "The answer is C"; of "Answer: C" it would read an A on every MMLU question."""
+    grader = Grader.of("gdesigner")
+    for bench, kind, gold, options, reply in (
+        ("mmlu", "choice", "C", ("w", "x", "y", "z"), "Rome fell in 476.\nAnswer: C"),
+        ("mmlu", "choice", "C", ("w", "x", "y", "z"), "**Answer:** C"),
+        ("aqua", "choice", "C", ("1", "2", "3", "4", "5"), "It is 3.\nAnswer: C"),
+        ("gsm8k", "number", "12", (), "3 x 4\nAnswer: 12"),
+    ):
+        task = Task(id="t", bench=bench, question="?", options=options, gold=gold, kind=kind)
+        assert asyncio.run(grader.grade(task, reply)).correct, reply
+    task = Task(id="t", bench="mmlu", question="?", options=("w", "x"), gold="B", kind="choice")
+    assert not asyncio.run(grader.grade(task, "No Answer: B here")).correct  # their rule as it is
+
+
 def test_equal_programs_are_one_vote():
     plain = read_answer(DOUBLE, "```python\ndef double(x):\n\n    return 2 * x  \n```")
     assert plain == read_answer(DOUBLE, "Sure.\n```\ndef double(x):\n    return 2 * x\n```")

@@ -45,20 +45,26 @@ def test_invalid_and_masked():
 
 
 def test_every_family_keeps_its_floor_and_probabilities_sum_to_1():
-    sampler = EditSampler(ema=(1.0, 0.0, 0.0), floor=0.1)
+    sampler = EditSampler(sums=(1.0, 0.0, 0.0), weights=(1.0, 1.0, 1.0), floor=0.1)
     p = sampler.probabilities()
     assert p == pytest.approx(dict(zip(FAMILIES, (0.8, 0.1, 0.1), strict=True)))
     assert sum(sampler.probabilities(FAMILIES[1:]).values()) == pytest.approx(1)
-    assert EditSampler(ema=(0.0,) * 3).probabilities() == pytest.approx(dict.fromkeys(FAMILIES, 1 / 3))
+    assert EditSampler(weights=(1.0,) * 3).probabilities() == pytest.approx(dict.fromkeys(FAMILIES, 1 / 3))
     assert EditSampler().probabilities() == pytest.approx(dict.fromkeys(FAMILIES, 1 / 3))
     assert EditSampler(floor=0.9).probabilities() == pytest.approx(dict.fromkeys(FAMILIES, 1 / 3))
 
 
 def test_the_running_mean_of_contrast_sizes():
-    sampler = EditSampler(ema=(1.0, 1.0, 1.0), rate=0.5)
-    after = sampler.updated([(FAMILIES[0], -0.4), (FAMILIES[2], 0.0), (FAMILIES[0], 0.2)])
-    assert after.ema == pytest.approx((0.45, 1.0, 0.5))
+    sampler = EditSampler(rate=0.5)
     assert sampler.ema == (1.0, 1.0, 1.0)
+    one = sampler.updated([(FAMILIES[0], -0.4)])
+    assert one.ema == pytest.approx((0.4, 0.4, 0.4))  # nothing else is known
+    after = one.updated([(FAMILIES[2], 0.0), (FAMILIES[0], 0.2)])
+    # (0.25 * 0.4 + 0.5 * 0.2) / (0.25 + 0.5), the mean of the others, 0
+    assert after.ema == pytest.approx((0.8 / 3, 0.4 / 3, 0.0))
+    many = sampler.updated([(FAMILIES[1], 0.3)] * 20 + [(FAMILIES[1], 0.7)])
+    assert many.ema[1] == pytest.approx(0.5, abs=1e-5)
+    assert sampler == EditSampler(rate=0.5)
 
 
 def test_families_with_large_contrasts_are_drawn_more_often():
@@ -66,7 +72,7 @@ def test_families_with_large_contrasts_are_drawn_more_often():
     counts = Counter(e.family for e in edits)
     assert len(counts) == 3
     rng = random.Random(0)
-    sampler = EditSampler(ema=(0.1, 0.1, 0.8))
+    sampler = EditSampler(sums=(0.1, 0.1, 0.8), weights=(1.0, 1.0, 1.0))
     drawn = Counter(sampler.draw(edits, rng).family for _ in range(2000))
     for family, p in sampler.probabilities().items():
         assert drawn[family] / 2000 == pytest.approx(p, abs=0.04)

@@ -24,10 +24,12 @@ def _check(tokenizer, written, edit):
     offsets = tokenizer.offsets(written.token_ids)
     assert 0 <= span.first < span.last < len(written.token_ids)
     left, right = offsets[span.first][0], offsets[span.last - 1][1]
-    assert left <= edit.span[0] < edit.span[1] <= right
-    # Smallest: one token less at either end would not cover the field.
-    assert offsets[span.first][1] > edit.span[0]
+    assert left < edit.span[1] <= right
+    # Smallest: one token less at the end would not cover the field; at the beginning the two spans differ.
     assert offsets[span.last - 1][0] < edit.span[1]
+    assert written.text[:left] == edit.text[:left]
+    one_is_short = 1 in (len(span.edited_ids), span.last - span.first)
+    assert one_is_short or written.token_ids[span.first] != span.edited_ids[0]
     row = [*written.token_ids[: span.first], *span.edited_ids]
     grown = len(edit.text) - len(written.text)
     assert tokenizer.decode(row) == edit.text[: right + grown]
@@ -42,6 +44,22 @@ def test_every_edit_of_many_specs_continues_the_sampled_prefix(tokenizer):
             _check(tokenizer, written, edit)
             families.add(edit.family)
     assert families == {"delete_dependency", "restore_duty", "lower_capacity"}
+
+
+def test_what_both_spans_begin_with_belongs_to_neither(tokenizer):
+    """Under the mean over spans of 7 and 4 tokens the common `[`, `a`, `1` would get -1/7 + 1/4 each."""
+    found = 0
+    for text in teacher_specs(60, seed=1):
+        written = rollout(tokenizer, text)
+        for edit in applicable(written.parsed):
+            old, new = text[slice(*edit.span)], edit.text[slice(*edit.edited_span)]
+            if edit.family == "delete_dependency" and new.startswith("[a") and old.startswith(new[:-1]):
+                span = span_tokens(tokenizer, written, edit)
+                # Of `[a1, a2]` and `[a1]` only `, a2]` and `]` are left, with what their tokens hold beyond.
+                kept = tokenizer.decode(written.token_ids[: span.first])
+                assert kept.endswith(new[:-1]), (old, new, kept[-12:])
+                found += 1
+    assert found > 3
 
 
 def test_ids_that_no_encoder_would_give_are_kept_as_sampled(tokenizer):
@@ -212,6 +230,7 @@ def test_the_first_update_has_no_sampling_gap_and_later_losses_equal_the_referen
     assert float(second["clip_fraction"]) == pytest.approx(share, abs=2 / mask.sum())
     assert float(second["loss_grpo"]) == pytest.approx(expected, abs=1e-5)
     assert float(second["kl"]) == pytest.approx(kl, abs=1e-5)
+    spans *= (np.asarray(batch.weight_K) > 0).sum() / mask.sum()
     assert float(second["loss_cf"]) == pytest.approx(spans, abs=1e-5)
     total = expected + config.kl * kl + config.counterfactual * spans
     assert float(second["loss"]) == pytest.approx(total, abs=1e-5)
