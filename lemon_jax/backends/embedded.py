@@ -74,7 +74,7 @@ class EmbeddedServer:
             LemonError: the model file is damaged, the engine is missing, or the server does not come up.
         """
         read_gguf_header(self._model)
-        _check_engine()
+        check_engine()
         self._folder = Path(tempfile.mkdtemp(prefix="lemon-llama-"))
         try:
             self._process = self._spawn(self._folder)
@@ -262,7 +262,12 @@ class EmbeddedBackend:
             raise
 
 
-def _check_engine() -> None:
+def check_engine() -> None:
+    """Find out whether there is a llama.cpp to start: the program that the user names, or the package.
+
+    Raises:
+        LemonError: the program cannot be run, or none is named and the package is not installed.
+    """
     if program := os.environ.get(PROGRAM_VARIABLE, ""):
         if not (os.path.isfile(program) and os.access(program, os.X_OK)):
             raise LemonError(
@@ -271,8 +276,8 @@ def _check_engine() -> None:
             )
     elif importlib.util.find_spec("xllamacpp") is None:
         raise LemonError(
-            "the package xllamacpp is not installed; run `pip install xllamacpp`, "
-            'or use backend = "openai" in the worker file'
+            "the package xllamacpp is not installed; run `pip install xllamacpp`, name your own llama-server "
+            f'in {PROGRAM_VARIABLE}, or use backend = "openai" in the worker file'
         )
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from lemon_jax.backends import EmbeddedServer
+from lemon_jax.backends import EmbeddedServer, WorkerPool, worker_config
 from lemon_jax.backends import embedded as embedded_module
 from lemon_jax.errors import LemonError
 
@@ -108,3 +108,25 @@ def test_what_cannot_be_run_is_one_clear_line(program, tmp_path, monkeypatch):
     monkeypatch.setenv("LEMON_LLAMA_SERVER", str(tmp_path / "missing"))
     with pytest.raises(LemonError, match="missing is no program"):
         asyncio.run(EmbeddedServer(tmp_path / "m.gguf", slots=1, context=512).start())
+
+
+def check_pool():
+    async def run():
+        async with WorkerPool(worker_config("embedded")) as pool:
+            await pool.check()
+
+    asyncio.run(run())
+
+
+def test_with_a_program_no_package_is_needed(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(embedded_module.importlib.util, "find_spec", lambda name: None)
+    check_pool()
+    monkeypatch.delenv("LEMON_LLAMA_SERVER")
+    with pytest.raises(LemonError, match=r"models\..*xllamacpp is not installed.*LEMON_LLAMA_SERVER"):
+        check_pool()
+
+
+def test_a_run_does_not_start_with_a_mistyped_program(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("LEMON_LLAMA_SERVER", f"{program}s")
+    with pytest.raises(LemonError, match=r"models\..*llama-servers is no program that can be run"):
+        check_pool()
