@@ -217,8 +217,14 @@ def _kind(error: Exception) -> str:
 
 
 def _identity(url: httpx.URL, model: str, extra_body: dict[str, Any]) -> str:
-    """Model, host and request extras; never the user or password that a URL may hold."""
+    """Model, host, path and request extras; never the user, password or query that a URL may hold.
+
+    # http://h:80/v1: "openai:m@h:80"; https://gw/small/v1: "openai:m@gw/small/v1"; http://h: "openai:m@h/"
+    """
     extras = ""
     if extra_body:
         extras = ":" + hashlib.sha256(json.dumps(extra_body, sort_keys=True).encode()).hexdigest()[:8]
-    return f"openai:{model}@{url.netloc.decode()}{extras}"
+    # A gateway may serve many models, each on a path of its own; the path of most servers is left out.
+    path = url.raw_path.partition(b"?")[0].decode().rstrip("/") or "/"
+    place = url.netloc.decode() + (path if path != "/v1" else "")
+    return f"openai:{model}@{place}{extras}"
