@@ -47,8 +47,10 @@ class AdaptiveLimit:
         finally:
             turn.leave()
 
-    def succeeded(self) -> None:
-        """A call was answered."""
+    def succeeded(self, cuts: int) -> None:
+        """A call was answered; `cuts` is their number when it was sent."""
+        if cuts != self.cuts:
+            return
         self._successes += 1
         if self._limit < self._ceiling and self._successes >= max(self._limit, _SHORTEST_ROUND):
             self._limit += 1
@@ -125,7 +127,7 @@ class Turn:
 
     def succeeded(self) -> None:
         """The call was answered."""
-        self._limit.succeeded()
+        self._limit.succeeded(self._cuts)
 
     def overloaded(self) -> bool:
         """The server cannot keep up; whether that lowered the limit."""
