@@ -35,8 +35,8 @@ class OpenAIBackend:
     model. `timeout_s` bounds one request with all its attempts and waits, from when it is first sent.
     Connection faults, 408, 429, 5xx and unreadable replies are tried again, at most five times in all;
     other 4xx are not. After half of the time without a reply a second attempt starts beside the first,
-    and whichever is done first counts. At most `max_concurrency` requests are open at once, fewer while
-    the server is overloaded (`AdaptiveLimit`).
+    if fewer requests are open than may be, and whichever is done first counts. At most `max_concurrency`
+    requests are open at once, fewer while the server is overloaded (`AdaptiveLimit`).
     """
 
     def __init__(
@@ -105,7 +105,8 @@ class OpenAIBackend:
         running: set[asyncio.Task[Reply]] = set()
         try:
             for attempt in range(_ATTEMPTS):
-                running.add(asyncio.create_task(self._attempt(body, request)))
+                if not running or turn.another():
+                    running.add(asyncio.create_task(self._attempt(body, request)))
                 patience_s = self._silent_s if attempt < _ATTEMPTS - 1 else None
                 try:
                     reply = await _first(running, patience_s)
@@ -124,7 +125,7 @@ class OpenAIBackend:
                         if fault.wait_s is not None:
                             fault.detail = f"the server asks to wait {fault.wait_s:g} s: {fault.detail}"
                         raise  # waiting would only hide this fault behind a timeout
-                    await turn.pause(wait_s)
+                    await turn.pause(wait_s, kept=len(running))
             raise last[-1]
         finally:
             # What the others would still bring is late, and nobody's reply.

@@ -96,6 +96,22 @@ def test_successes_of_calls_sent_before_a_cut_do_not_raise_the_limit():
     assert asyncio.run(play()) == [8, 9, 10]
 
 
+def test_another_place_is_taken_only_where_one_is_free():
+    async def play():
+        limit = AdaptiveLimit(4)
+        async with limit.turn() as a, limit.turn() as b:
+            a.overloaded()  # four become two, and both are taken
+            assert not a.another()
+            b.leave()
+            assert a.another()
+            assert (limit._open, b.another()) == (2, False)
+            await a.pause(0, kept=1)  # one of its attempts goes on
+            assert (limit._open, b.another()) == (1, True)
+        assert limit._open == 0
+
+    asyncio.run(play())
+
+
 class Server:
     """Room for some calls at once; one more is refused. Time is turns of the event loop."""
 
