@@ -126,7 +126,7 @@ class EmbeddedServer:
                 if (folder / "address").exists():
                     address = (folder / "address").read_text()
                     try:
-                        if (await client.get(address + "/health")).status_code == 200:
+                        if await self._is_ready(client, address):
                             self.base_url = address + "/v1"
                             return
                     except httpx.HTTPError:
@@ -135,6 +135,15 @@ class EmbeddedServer:
         raise LemonError(
             self._failure(folder, f"the llama.cpp server did not answer in {self._start_timeout_s:g} s")
         )
+
+    async def _is_ready(self, client: httpx.AsyncClient, address: str) -> bool:
+        """Whether this server has loaded its model, and no other one has its port: it wants this key."""
+        if (await client.get(address + "/health")).status_code != 200:
+            return False
+        # llama.cpp answers /health and /v1/models without a key, /props only with it.
+        keys: tuple[dict[str, str], ...] = ({}, {"Authorization": f"Bearer {self.api_key}"})
+        statuses = [(await client.get(address + "/props", headers=key)).status_code for key in keys]
+        return statuses == [401, 200]
 
     def _failure(self, folder: Path, what: str) -> str:
         log = folder / "server.log"

@@ -17,7 +17,7 @@ from lemon_jax.backends import EmbeddedServer, WorkerPool, worker_config
 from lemon_jax.backends import embedded as embedded_module
 from lemon_jax.errors import LemonError
 
-# Answers /health and writes what it was started with beside itself.
+# Answers /health to all and /props to those with its key; writes what it was started with beside itself.
 PROGRAM = """#!{python}
 import http.server, json, os, sys
 from pathlib import Path
@@ -27,9 +27,12 @@ facts = {{"argv": sys.argv[1:], "key": Path(arguments["--api-key-file"]).read_te
 facts["environment"] = sorted(os.environ)
 Path(__file__).with_suffix(".json").write_text(json.dumps(facts))
 
+allowed = os.environ.get("ANY_KEY") or "Bearer " + (os.environ.get("OTHER_KEY") or facts["key"])
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if self.path == "/health" else 404)
+        known = allowed in (self.headers["Authorization"], "yes")
+        self.send_response({{"/health": 200, "/props": 200 if known else 401}}.get(self.path, 404))
         self.end_headers()
 
 http.server.HTTPServer((arguments["--host"], int(arguments["--port"])), Handler).serve_forever()
@@ -97,6 +100,16 @@ def test_it_ends_with_a_killed_parent(program, tmp_path):
     while runs(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not runs(pid)
+
+
+@pytest.mark.parametrize("setting", ["OTHER_KEY", "ANY_KEY"])
+def test_another_server_on_the_port_is_not_taken_for_it(setting, program, tmp_path, monkeypatch):
+    monkeypatch.setenv(setting, "yes")
+    server = EmbeddedServer(tmp_path / "m.gguf", slots=1, context=512, threads=1, start_timeout_s=4)
+    with pytest.raises(LemonError, match="did not answer in 4 s"):
+        asyncio.run(server.start())
+    assert program.with_suffix(".json").exists()  # it did start
+    assert not server.base_url
 
 
 def test_what_cannot_be_run_is_one_clear_line(program, tmp_path, monkeypatch):
