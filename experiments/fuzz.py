@@ -26,12 +26,15 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fuzz_targets import Target
 
 HANG_S = 1.0  # CPU time of one input
 STUCK_S = 15  # wall time after which an input that does not end is cut off
 GROWTH_MIB = 256
 MOST_FINDINGS = 5  # of one target in one run: what is found once is found again and again
-KINDS = ("crash", "timeout", "oom")  # how libFuzzer names the files of its findings
 
 
 @dataclass
@@ -55,7 +58,11 @@ def main(argv: list[str] | None = None) -> int:
         print(f"error: --target {args.target}: expected all, {', '.join(TARGETS)}", file=sys.stderr)
         return 2
     if args.reproduce:
-        TARGETS[args.target].check(args.reproduce.read_bytes())
+        if args.target == "all":
+            print("error: --reproduce reads the input of one target: name it with --target", file=sys.stderr)
+            return 2
+        _warmed_up(TARGETS[args.target])
+        bounded(TARGETS[args.target].check)(args.reproduce.read_bytes())
         print("nothing found")
         return 0
     if importlib.util.find_spec("atheris") is None:
@@ -100,8 +107,10 @@ def _fuzz(name: str, folder: Path, seconds: float) -> Result:
     (folder / "words").write_text("".join(f"{_escaped(word)}\n" for word in TARGETS[name].words))
     result = Result()
     began = time.monotonic()
-    while (left := seconds - (time.monotonic() - began)) > 1 and len(result.findings) < MOST_FINDINGS:
-        before = set(_files(folder))
+    for _ in range(MOST_FINDINGS):
+        left = seconds - (time.monotonic() - began)
+        if left <= 1:
+            break
         log = folder / "log"
         with log.open("wb") as output:
             command = [sys.executable, str(Path(__file__).resolve()), "--child", "--target", name]
@@ -112,16 +121,14 @@ def _fuzz(name: str, folder: Path, seconds: float) -> Result:
         result.coverage = max([result.coverage, *(int(n) for n in re.findall(r"\bcov: (\d+)", text))])
         if code == 0:
             break
-        new = sorted(set(_files(folder)) - before)
-        result.findings.append(f"{', '.join(map(str, new)) or f'exit code {code}'}: {_reason(text)}")
-        if not new:
+        kept = re.findall(r"Test unit written to (.+)", text)
+        finding = f"{', '.join(kept) or f'exit code {code}'}: {_reason(text)}"
+        if finding not in result.findings:
+            result.findings.append(finding)
+        if not re.search(r"(?m)^#\d+\s", text):
             break  # it did not start: it will not the next time
     result.seconds = time.monotonic() - began
     return result
-
-
-def _files(folder: Path) -> list[Path]:
-    return [path for kind in KINDS for path in folder.glob(f"{kind}-*")]
 
 
 def _escaped(word: str) -> str:
@@ -162,8 +169,7 @@ def _child(name: str, folder: Path, seconds: float) -> None:
         for module in modules:
             importlib.import_module(module)
     target = TARGETS[name]
-    for seed in target.seeds():  # what is imported or compiled once is no growth
-        target.check(seed)
+    _warmed_up(target)
     base_mib = _peak_mib()
     options = [
         f"-max_total_time={max(1, round(seconds))}",
@@ -178,6 +184,12 @@ def _child(name: str, folder: Path, seconds: float) -> None:
         [sys.argv[0], *options, str(folder / "corpus"), str(folder / "seeds")], bounded(target.check)
     )
     atheris.Fuzz()
+
+
+def _warmed_up(target: Target) -> None:
+    """Read its seeds: what is imported or compiled once is no growth, and takes its time once."""
+    for seed in target.seeds():
+        target.check(seed)
 
 
 def bounded(check: Callable[[bytes], None]) -> Callable[[bytes], None]:

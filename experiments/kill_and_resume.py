@@ -29,6 +29,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lemon_jax.bench import SOURCES
+
 RUN = Path(__file__).resolve().parent / "run.py"
 TRAINING_PHASES = ("sampling", "executing", "updating", "saving")
 POLL_S = 0.002
@@ -82,7 +84,8 @@ def _arguments(argv: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--workers", required=True, help="scripted, or a worker file whose replies repeat")
-    add("--bench", default="multiarith", help="aqua or multiarith (multiarith)")
+    benches = ", ".join(SOURCES)
+    add("--bench", default="multiarith", choices=SOURCES, metavar="NAME", help=f"{benches} (multiarith)")
     add("--policy", default="warmstart", help="policy to start from (warmstart)")
     add("--steps", type=count, default=6, help="training steps (6)")
     add("--kills", type=count, default=3, help="how often the second run is killed (3)")

@@ -46,9 +46,9 @@ def main() -> int:
     return 0
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
     parser.add_argument(
         "--data", type=Path, default=None, help="folder of the benchmark files (default: as run.py)"
@@ -84,7 +84,7 @@ def _arguments() -> argparse.Namespace:
         default="sampler",
         help="'sampler', or a worker file (or 'embedded') whose large capacity writes the specs (sampler)",
     )
-    return parser.parse_args()
+    return parser.parse_args(argv)
 
 
 def _run(args: argparse.Namespace) -> None:
@@ -117,13 +117,13 @@ def _run(args: argparse.Namespace) -> None:
     policy = train(policy, examples, sft, on_step)
     manifest = {
         "kind": "warm start",
-        "command": _command(),
+        "command": _command(args),
         "preset": args.policy,
         "continued_from": read_manifest(args.init) if args.init else None,
         "seed": args.seed,
         "steps": args.steps,
         "batch": args.batch,
-        "teacher": args.teacher,
+        "teacher": Path(args.teacher).name,
         "data": {d.bench: {"source": d.source, "split": "train", "sha256": d.sha256} for d in datasets},
         "final_loss": round(sum(losses[-20:]) / max(len(losses[-20:]), 1), 4),
         "jax": jax.__version__,
@@ -138,14 +138,14 @@ def _run(args: argparse.Namespace) -> None:
     print(f"{args.out}: policy written; python experiments/validity.py --policy {args.out} examines it")
 
 
-def _command() -> str:
-    """How to do it again: the command line without the places of data and policy on this machine."""
-    words = sys.argv[1:]
-    for place in ("--data", "--out"):
-        if place in words:
-            at = words.index(place)
-            del words[at : at + 2]
-    return " ".join(["python experiments/sft.py", *words])
+def _command(args: argparse.Namespace) -> str:
+    """How to do it again: the command line, with names in place of this machine's folders."""
+    words = ["python experiments/sft.py"]
+    for name in ("policy", "steps", "batch", "specs_per_bench", "learning_rate", "seed"):
+        words.append(f"--{name.replace('_', '-')} {getattr(args, name)}")
+    if args.init:
+        words.append(f"--init {args.init.resolve().name}")
+    return " ".join([*words, f"--teacher {Path(args.teacher).name}"])
 
 
 def _new_policy(args: argparse.Namespace, tasks: list[Task], pairs: list[tuple[str, str]]) -> Orchestrator:

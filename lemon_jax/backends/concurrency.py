@@ -47,8 +47,10 @@ class AdaptiveLimit:
         finally:
             turn.leave()
 
-    def succeeded(self) -> None:
-        """A call was answered."""
+    def succeeded(self, cuts: int) -> None:
+        """A call was answered; `cuts` is their number when it was sent."""
+        if cuts != self.cuts:
+            return
         self._successes += 1
         if self._limit < self._ceiling and self._successes >= max(self._limit, _SHORTEST_ROUND):
             self._limit += 1
@@ -69,7 +71,7 @@ class AdaptiveLimit:
 
     async def _enter(self, again: bool) -> int:
         """Wait for a place; returns the number of cuts so far."""
-        if self._open >= self._limit:
+        if not self._enter_now():
             place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
             queue = self._again if again else self._new
             queue.append(place)
@@ -81,9 +83,14 @@ class AdaptiveLimit:
                 elif place in queue:  # _admit may have dropped it already
                     queue.remove(place)
                 raise
-        else:
-            self._open += 1
         return self.cuts
+
+    def _enter_now(self) -> bool:
+        """Take a place that is free; whether there was one. Nobody waits while one is free."""
+        if self._open >= self._limit:
+            return False
+        self._open += 1
+        return True
 
     def _leave(self) -> None:
         self._open -= 1
@@ -99,38 +106,46 @@ class AdaptiveLimit:
 
 
 class Turn:
-    """One call's place under an `AdaptiveLimit`."""
+    """One call's place under an `AdaptiveLimit`, or its places, while it has several attempts open."""
 
     def __init__(self, limit: AdaptiveLimit) -> None:
         self._limit = limit
-        self._held = False
+        self._places = 0
         self._cuts = 0  # of the limit, when this call was last sent
 
     async def resume(self, *, again: bool = True) -> None:
         """Wait for the place."""
         self._cuts = await self._limit._enter(again)
-        self._held = True
+        self._places += 1
 
-    def leave(self) -> None:
-        """Give the place to another call, if it is held."""
-        if self._held:
-            self._held = False
+    def another(self) -> bool:
+        """Take one more place, if there is one that is free."""
+        if not self._limit._enter_now():
+            return False
+        self._cuts = self._limit.cuts
+        self._places += 1
+        return True
+
+    def leave(self, *, kept: int = 0) -> None:
+        """Give all places but `kept` to other calls."""
+        while self._places > kept:
+            self._places -= 1
             self._limit._leave()
 
-    async def pause(self, seconds: float) -> None:
-        """Let others go for some seconds, then take a place again, before calls that are new."""
-        self.leave()
+    async def pause(self, seconds: float, *, kept: int = 0) -> None:
+        """Let others go for some seconds; then, with no place `kept`, take one before calls that are new."""
+        self.leave(kept=kept)
         await asyncio.sleep(seconds)
-        await self.resume()
+        if not kept:
+            await self.resume()
 
     def succeeded(self) -> None:
         """The call was answered."""
-        self._limit.succeeded()
+        self._limit.succeeded(self._cuts)
 
     def overloaded(self) -> bool:
         """The server cannot keep up; whether that lowered the limit."""
-        cut, self._cuts = self._limit.overloaded(self._cuts), self._limit.cuts
-        return cut
+        return self._limit.overloaded(self._cuts)
 
 
 async def answer_all(

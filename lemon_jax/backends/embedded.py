@@ -74,7 +74,7 @@ class EmbeddedServer:
             LemonError: the model file is damaged, the engine is missing, or the server does not come up.
         """
         read_gguf_header(self._model)
-        _check_engine()
+        check_engine()
         self._folder = Path(tempfile.mkdtemp(prefix="lemon-llama-"))
         try:
             self._process = self._spawn(self._folder)
@@ -126,7 +126,7 @@ class EmbeddedServer:
                 if (folder / "address").exists():
                     address = (folder / "address").read_text()
                     try:
-                        if (await client.get(address + "/health")).status_code == 200:
+                        if await self._is_ready(client, address):
                             self.base_url = address + "/v1"
                             return
                     except httpx.HTTPError:
@@ -135,6 +135,15 @@ class EmbeddedServer:
         raise LemonError(
             self._failure(folder, f"the llama.cpp server did not answer in {self._start_timeout_s:g} s")
         )
+
+    async def _is_ready(self, client: httpx.AsyncClient, address: str) -> bool:
+        """Whether this server has loaded its model, and no other one has its port: it wants this key."""
+        if (await client.get(address + "/health")).status_code != 200:
+            return False
+        # llama.cpp answers /health and /v1/models without a key, /props only with it.
+        keys: tuple[dict[str, str], ...] = ({}, {"Authorization": f"Bearer {self.api_key}"})
+        statuses = [(await client.get(address + "/props", headers=key)).status_code for key in keys]
+        return statuses == [401, 200]
 
     def _failure(self, folder: Path, what: str) -> str:
         log = folder / "server.log"
@@ -262,7 +271,12 @@ class EmbeddedBackend:
             raise
 
 
-def _check_engine() -> None:
+def check_engine() -> None:
+    """Find out whether there is a llama.cpp to start: the program that the user names, or the package.
+
+    Raises:
+        LemonError: the program cannot be run, or none is named and the package is not installed.
+    """
     if program := os.environ.get(PROGRAM_VARIABLE, ""):
         if not (os.path.isfile(program) and os.access(program, os.X_OK)):
             raise LemonError(
@@ -271,8 +285,8 @@ def _check_engine() -> None:
             )
     elif importlib.util.find_spec("xllamacpp") is None:
         raise LemonError(
-            "the package xllamacpp is not installed; run `pip install xllamacpp`, "
-            'or use backend = "openai" in the worker file'
+            "the package xllamacpp is not installed; run `pip install xllamacpp`, name your own llama-server "
+            f'in {PROGRAM_VARIABLE}, or use backend = "openai" in the worker file'
         )
 
 

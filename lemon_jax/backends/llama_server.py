@@ -24,7 +24,11 @@ _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
 def main() -> None:
-    """Serve until killed; write the address to `--address-file` once the model is loaded."""
+    """Serve until killed; write the address to `--address-file`.
+
+    The package's server is there by then. A program of the user's own has still to start: `/health` says when
+    it has loaded the model.
+    """
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--address-file", required=True, type=Path)
@@ -53,7 +57,12 @@ def _write_address(file: Path, address: str) -> None:
 
 
 def _become(program: str, args: argparse.Namespace) -> NoReturn:
-    """Replace this process by the program, set as in `_params`; the signal of `die_with` stays armed."""
+    """Replace this process by the program, set as in `_params`.
+
+    Only on Linux does it then end with a parent that is killed: the signal of `die_with` stays armed, the
+    watching thread is gone. Another process may take the port before the program does, which then ends;
+    `embedded.py` tells the two apart by the key.
+    """
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -82,8 +91,8 @@ def _become(program: str, args: argparse.Namespace) -> NoReturn:
 def die_with(parent: int) -> None:
     """End this process when `parent` ends, even by SIGKILL.
 
-    The kernel's signal comes at once but exists only on Linux; the watching thread works anywhere
-    and also covers a parent that died before the signal was armed.
+    The kernel's signal comes at once but exists only on Linux; the watching thread works anywhere, for as
+    long as this process runs Python. A parent that died before the signal was armed is noticed here.
     """
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)

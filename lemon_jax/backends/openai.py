@@ -35,8 +35,8 @@ class OpenAIBackend:
     model. `timeout_s` bounds one request with all its attempts and waits, from when it is first sent.
     Connection faults, 408, 429, 5xx and unreadable replies are tried again, at most five times in all;
     other 4xx are not. After half of the time without a reply a second attempt starts beside the first,
-    and whichever is done first counts. At most `max_concurrency` requests are open at once, fewer while
-    the server is overloaded (`AdaptiveLimit`).
+    if fewer requests are open than may be, and whichever is done first counts. At most `max_concurrency`
+    requests are open at once, fewer while the server is overloaded (`AdaptiveLimit`).
     """
 
     def __init__(
@@ -105,7 +105,8 @@ class OpenAIBackend:
         running: set[asyncio.Task[Reply]] = set()
         try:
             for attempt in range(_ATTEMPTS):
-                running.add(asyncio.create_task(self._attempt(body, request)))
+                if not running or turn.another():
+                    running.add(asyncio.create_task(self._attempt(body, request)))
                 patience_s = self._silent_s if attempt < _ATTEMPTS - 1 else None
                 try:
                     reply = await _first(running, patience_s)
@@ -124,7 +125,7 @@ class OpenAIBackend:
                         if fault.wait_s is not None:
                             fault.detail = f"the server asks to wait {fault.wait_s:g} s: {fault.detail}"
                         raise  # waiting would only hide this fault behind a timeout
-                    await turn.pause(wait_s)
+                    await turn.pause(wait_s, kept=len(running))
             raise last[-1]
         finally:
             # What the others would still bring is late, and nobody's reply.
@@ -217,8 +218,14 @@ def _kind(error: Exception) -> str:
 
 
 def _identity(url: httpx.URL, model: str, extra_body: dict[str, Any]) -> str:
-    """Model, host and request extras; never the user or password that a URL may hold."""
+    """Model, host, path and request extras; never the user, password or query that a URL may hold.
+
+    # http://h:80/v1: "openai:m@h:80"; https://gw/small/v1: "openai:m@gw/small/v1"; http://h: "openai:m@h/"
+    """
     extras = ""
     if extra_body:
         extras = ":" + hashlib.sha256(json.dumps(extra_body, sort_keys=True).encode()).hexdigest()[:8]
-    return f"openai:{model}@{url.netloc.decode()}{extras}"
+    # A gateway may serve many models, each on a path of its own; the path of most servers is left out.
+    path = url.raw_path.partition(b"?")[0].decode().rstrip("/") or "/"
+    place = url.netloc.decode() + (path if path != "/v1" else "")
+    return f"openai:{model}@{place}{extras}"

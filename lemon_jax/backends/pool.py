@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 import httpx
 
 from lemon_jax.backends.download import resolve_model
-from lemon_jax.backends.embedded import EmbeddedBackend
+from lemon_jax.backends.embedded import EmbeddedBackend, check_engine
 from lemon_jax.backends.gate import ExclusiveGate
 from lemon_jax.backends.gguf_header import read_gguf_header
 from lemon_jax.backends.model_files import PRESETS, Progress, file_digest
@@ -75,18 +74,17 @@ class WorkerPool:
 
         Raises:
             LemonError: a server is unreachable or refuses the key, a local file is unusable, or the
-                embedded engine is not installed.
+                embedded engine is not installed or cannot be run.
         """
         for name in dict.fromkeys(c.model for c in self.config.capacities.values()):
             model = self.config.models[name]
             if model.backend == "openai":
                 await self._check_server(model)
             elif model.backend == "embedded":
-                if importlib.util.find_spec("xllamacpp") is None:
-                    raise LemonError(
-                        f"{self.config.source}: models.{name}: the package xllamacpp is not installed; "
-                        'run `pip install xllamacpp`, or use backend = "openai"'
-                    )
+                try:
+                    check_engine()
+                except LemonError as e:
+                    raise LemonError(f"{self.config.source}: models.{name}: {e}") from None
                 if model.path is not None:
                     read_gguf_header(model.path)
 

@@ -7,9 +7,11 @@ directory: they are read from the benchmark files, and must be those that the ru
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
@@ -18,12 +20,13 @@ from typing import Any
 
 from ..bench import Dataset, Task, load
 from ..errors import LemonError
-from ..runtime.tools import extract_completion
+from ..runtime.tools import completion, extract_completion
 from .comparison import check_method
 from .run_files import RunFiles, mapping, plain
 
 FORMATS = ("lm-eval", "human-eval")
 _HUMAN_EVAL = "humaneval"  # the bench
+_MARGIN = "    "  # of a body in HumanEval's prompts
 _METRICS = {"choice": "acc", "number": "exact_match"}  # as the harness names them for such tasks
 _INVALID = "[invalid]"  # what the harness's filters put where a reply holds no answer
 
@@ -129,8 +132,8 @@ def export_human_eval(run: RunFiles, out: Path, method: str, *, data_dir: Path |
                 f"{run.path / 'executions.jsonl'}: task {plain(task_id)} is no test problem of HumanEval; "
                 "restore the run folder"
             )
-        completion = human_eval_completion(row["output"], task.entry_point)
-        samples.append({"task_id": f"HumanEval/{number[0]}", "completion": completion})
+        text = human_eval_completion(row["output"], task.entry_point)
+        samples.append({"task_id": f"HumanEval/{number[0]}", "completion": text})
     samples.sort(key=lambda sample: int(sample["task_id"].rpartition("/")[2]))
     return _write(out, samples, left_out)
 
@@ -139,10 +142,39 @@ def human_eval_completion(output: str, entry_point: str) -> str:
     """The code of a reply, as it was graded, as text that may stand behind HumanEval's prompt: a function
     without a body.
 
-    A body is already that. A whole function stands behind a line break and defines the function anew.
+    A whole function stands behind a line break and defines the function anew. A body has the prompt's margin,
+    which a reply may have lost: `return x` and `y = x\\n    return y` are bodies too.
     """
     code = extract_completion(output, entry_point)
-    return code if code[:1] in (" ", "\t") else f"\n{code}"
+    flat = completion.dedent(code)
+    if _defines(flat, entry_point):
+        return f"\n{flat}"
+    bodies = (code, *completion.mended(code, flat, _MARGIN))
+    return next((body for body in bodies if _goes_on(body)), code)
+
+
+def _defines(module: str, name: str) -> bool:
+    """Whether the text binds the name at its outermost level, and is no function's body."""
+    nodes = _parsed(module)
+    bound = {target.id for node in nodes if isinstance(node, ast.Assign) for target in node.targets
+             if isinstance(target, ast.Name)}  # fmt: skip
+    bound |= {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    return name in bound and not any(isinstance(node, ast.Return) for node in nodes)
+
+
+def _goes_on(body: str) -> bool:
+    """Whether it adds something to a function that has begun."""
+    nodes = _parsed(f"def f():\n{_MARGIN}0\n{body}")
+    return bool(nodes) and len(getattr(nodes[0], "body", ())) > 1
+
+
+def _parsed(text: str) -> list[ast.stmt]:
+    """Its statements; none where it is no Python."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of escapes in texts that are not ours
+            return ast.parse(text).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
 
 
 def _evaluated(run: RunFiles) -> Iterable[dict[str, Any]]:

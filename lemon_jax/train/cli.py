@@ -28,7 +28,15 @@ from lemon_jax.runtime.tools import ACCEPTED
 from lemon_jax.spec import CAPACITIES, Spec, baselines, dump
 from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
 from lemon_jax.train.grading import Grader
-from lemon_jax.train.provenance import SPLIT, data_facts, git_sha, tested, versions, worker_facts
+from lemon_jax.train.provenance import (
+    SPLIT,
+    data_facts,
+    engine_facts,
+    git_sha,
+    tested,
+    versions,
+    worker_facts,
+)
 from lemon_jax.train.run_dir import EXECUTIONS, MANIFEST, SUMMARY, RunDir
 
 SAMPLE = "sample"
@@ -231,6 +239,7 @@ def _facts(
         "platform": platform.platform(),
         "data": data_facts(dataset),
         "workers": worker_facts(pool),
+        **engine_facts(pool),
     }
 
 

@@ -64,6 +64,16 @@ def worker_facts(pool: WorkerPool) -> dict[str, Any]:
         # Prices and samples decide rewards and requests as much as the weights do.
         "settings": {level: asdict(capacity) for level, capacity in capacities.items()},
         "cost": asdict(pool.config.cost),
-        # What computes embedded models; the version of the packaged one is among `versions`.
-        "engine": PROGRAM_VARIABLE if os.environ.get(PROGRAM_VARIABLE) else "packaged",
     }
+
+
+def engine_facts(pool: WorkerPool) -> dict[str, str]:
+    """What computed embedded models when a run began; nothing where it has none.
+
+    A key of the manifest's own: a run may go on with another engine, whose replies have the same keys.
+    The version of the packaged engine is among `versions`.
+    """
+    models = {pool.config.models[capacity.model] for capacity in pool.config.capacities.values()}
+    if not any(model.backend == "embedded" for model in models):
+        return {}
+    return {"engine": PROGRAM_VARIABLE if os.environ.get(PROGRAM_VARIABLE) else "packaged"}

@@ -34,10 +34,8 @@ class RunDir:
             path.mkdir(parents=True, exist_ok=True)
             # What a kill left of a manifest that was being written is nothing of use.
             if any(p.name != f"{MANIFEST}{PART}" for p in path.iterdir()):
-                raise LemonError(
-                    f"{path}: the folder is not empty; continue that run with --resume {path}, "
-                    "or choose another --out"
-                )
+                advice = f"continue that run with --resume {path}, or " if (path / MANIFEST).exists() else ""
+                raise LemonError(f"{path}: the folder is not empty; {advice}choose another --out")
             run = cls(path)
             run.write_json(MANIFEST, manifest)
         except OSError as error:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import time
 from collections import Counter
+from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
@@ -68,6 +69,47 @@ def test_a_burst_of_refusals_is_one_cut():
         return limit.limit
 
     assert asyncio.run(play()) == 8
+
+
+def test_successes_of_calls_sent_before_a_cut_do_not_raise_the_limit():
+    async def play():
+        limit, limits = AdaptiveLimit(16), []
+        async with AsyncExitStack() as stack:
+            early = [await stack.enter_async_context(limit.turn()) for _ in range(16)]
+            early[0].overloaded()
+            for turn in early[1:]:
+                turn.succeeded()
+            limits.append(limit.limit)
+            for turn in early[:9]:
+                turn.leave()
+            late = await stack.enter_async_context(limit.turn())
+            for _ in range(8):
+                late.succeeded()
+            limits.append(limit.limit)
+            # One that took its place anew is sent after the cut.
+            await early[0].resume()
+            for _ in range(9):
+                early[0].succeeded()
+            limits.append(limit.limit)
+        return limits
+
+    assert asyncio.run(play()) == [8, 9, 10]
+
+
+def test_another_place_is_taken_only_where_one_is_free():
+    async def play():
+        limit = AdaptiveLimit(4)
+        async with limit.turn() as a, limit.turn() as b:
+            a.overloaded()  # four become two, and both are taken
+            assert not a.another()
+            b.leave()
+            assert a.another()
+            assert (limit._open, b.another()) == (2, False)
+            await a.pause(0, kept=1)  # one of its attempts goes on
+            assert (limit._open, b.another()) == (1, True)
+        assert limit._open == 0
+
+    asyncio.run(play())
 
 
 class Server:

@@ -347,7 +347,7 @@ def test_a_late_reply_is_nobodys_when_another_came_before():
     late = (*chat("first"), {"X-Delay": "0.9"})
 
     async def run(url):
-        backend = OpenAIBackend(url + "/v1", "m", timeout_s=0.8, max_concurrency=1)
+        backend = OpenAIBackend(url + "/v1", "m", timeout_s=0.8, max_concurrency=4)
         texts = []
         try:
             for index in range(8):
@@ -371,6 +371,25 @@ def test_a_second_attempt_may_fail_while_the_first_goes_on():
         [by_turn(late, (503, b"busy"), *[(*chat("third"), {"X-Delay": "2"})] * 9)], timeout_s=1.0
     )
     assert reply.text == "first"
+
+
+def test_a_second_attempt_needs_a_free_place():
+    """Silence halves what may be open, four to two: the calls that are open leave no room for another."""
+    peaks = []
+
+    def slow(state, body):
+        with state["lock"]:
+            state["open"] = state.get("open", 0) + 1
+            peaks.append(state["open"])
+        time.sleep(0.7)
+        with state["lock"]:
+            state["open"] -= 1
+        return chat("late")
+
+    requests = [replace(REQUEST, sample_index=i) for i in range(4)]
+    replies, state, _ = timed([slow], requests, timeout_s=1.0, max_concurrency=4)
+    assert [reply.text for reply in replies] == ["late"] * 4
+    assert (max(peaks), len(state["bodies"])) == (4, 4)
 
 
 def test_the_last_attempt_may_take_the_time_that_is_left():

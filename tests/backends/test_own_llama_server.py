@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from lemon_jax.backends import EmbeddedServer
+from lemon_jax.backends import EmbeddedServer, WorkerPool, worker_config
 from lemon_jax.backends import embedded as embedded_module
 from lemon_jax.errors import LemonError
 
-# Answers /health and writes what it was started with beside itself.
+# Answers /health to all and /props to those with its key; writes what it was started with beside itself.
 PROGRAM = """#!{python}
 import http.server, json, os, sys
 from pathlib import Path
@@ -27,9 +27,12 @@ facts = {{"argv": sys.argv[1:], "key": Path(arguments["--api-key-file"]).read_te
 facts["environment"] = sorted(os.environ)
 Path(__file__).with_suffix(".json").write_text(json.dumps(facts))
 
+allowed = os.environ.get("ANY_KEY") or "Bearer " + (os.environ.get("OTHER_KEY") or facts["key"])
+
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200 if self.path == "/health" else 404)
+        known = allowed in (self.headers["Authorization"], "yes")
+        self.send_response({{"/health": 200, "/props": 200 if known else 401}}.get(self.path, 404))
         self.end_headers()
 
 http.server.HTTPServer((arguments["--host"], int(arguments["--port"])), Handler).serve_forever()
@@ -99,6 +102,16 @@ def test_it_ends_with_a_killed_parent(program, tmp_path):
     assert not runs(pid)
 
 
+@pytest.mark.parametrize("setting", ["OTHER_KEY", "ANY_KEY"])
+def test_another_server_on_the_port_is_not_taken_for_it(setting, program, tmp_path, monkeypatch):
+    monkeypatch.setenv(setting, "yes")
+    server = EmbeddedServer(tmp_path / "m.gguf", slots=1, context=512, threads=1, start_timeout_s=4)
+    with pytest.raises(LemonError, match="did not answer in 4 s"):
+        asyncio.run(server.start())
+    assert program.with_suffix(".json").exists()  # it did start
+    assert not server.base_url
+
+
 def test_what_cannot_be_run_is_one_clear_line(program, tmp_path, monkeypatch):
     program.chmod(0o600)
     with pytest.raises(
@@ -108,3 +121,25 @@ def test_what_cannot_be_run_is_one_clear_line(program, tmp_path, monkeypatch):
     monkeypatch.setenv("LEMON_LLAMA_SERVER", str(tmp_path / "missing"))
     with pytest.raises(LemonError, match="missing is no program"):
         asyncio.run(EmbeddedServer(tmp_path / "m.gguf", slots=1, context=512).start())
+
+
+def check_pool():
+    async def run():
+        async with WorkerPool(worker_config("embedded")) as pool:
+            await pool.check()
+
+    asyncio.run(run())
+
+
+def test_with_a_program_no_package_is_needed(program, tmp_path, monkeypatch):
+    monkeypatch.setattr(embedded_module.importlib.util, "find_spec", lambda name: None)
+    check_pool()
+    monkeypatch.delenv("LEMON_LLAMA_SERVER")
+    with pytest.raises(LemonError, match=r"models\..*xllamacpp is not installed.*LEMON_LLAMA_SERVER"):
+        check_pool()
+
+
+def test_a_run_does_not_start_with_a_mistyped_program(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("LEMON_LLAMA_SERVER", f"{program}s")
+    with pytest.raises(LemonError, match=r"models\..*llama-servers is no program that can be run"):
+        check_pool()

@@ -156,6 +156,15 @@ def test_a_server_may_be_given_the_identity_of_its_weights():
     given = run_pool(openai("http://h/v1", f'identity = "{weights}"'), identities)
     assert given == (weights, weights)
     assert run_pool(openai("http://h/v1"), identities) == ("openai:x@h", "openai:x@h")
+    for url, place in (
+        ("https://gw.org/small/v1", "gw.org/small/v1"),
+        ("https://gw.org/large/v1/", "gw.org/large/v1"),
+        ("https://gw.org/a%2Fb/v1", "gw.org/a%2Fb/v1"),
+        ("http://h:8000/v1/", "h:8000"),
+        ("http://h", "h/"),
+        ("http://h/", "h/"),
+    ):
+        assert run_pool(openai(url), identities) == (f"openai:x@{place}",) * 2
     with pytest.raises(LemonError, match=r"models\.m\.identity: found '', expected a text"):
         parse(openai("http://h/v1", 'identity = ""'))
 

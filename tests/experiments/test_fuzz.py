@@ -51,6 +51,7 @@ Traceback (most recent call last):
   File "/x/fuzz.py", line 9, in one
   File "/x/spec/parse.py", line 12, in parse
 ValueError: a bad thing
+artifact_prefix='x/'; Test unit written to x/crash-0123
 """
 
 
@@ -95,6 +96,37 @@ def test_one_input_is_reproduced(tmp_path, capsys):
     (tmp_path / "input").write_bytes(b"version: 1\nagents: [")
     assert fuzz.main(["--target", "spec", "--reproduce", str(tmp_path / "input")]) == 0
     assert capsys.readouterr().out == "nothing found\n"
+
+
+def test_a_slow_input_is_reproduced_as_slow(tmp_path, monkeypatch):
+    (tmp_path / "input").write_bytes(b"version: 1")
+    monkeypatch.setattr(fuzz, "HANG_S", -1.0)
+    with pytest.raises(fuzz.SlowFinding):
+        fuzz.main(["--target", "extract", "--reproduce", str(tmp_path / "input")])
+
+
+def test_an_input_is_reproduced_with_one_target(tmp_path, capsys):
+    assert fuzz.main(["--target", "all", "--reproduce", str(tmp_path / "input")]) == 2
+    assert "error: --reproduce reads the input of one target" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("log", "starts"), [(LOG, fuzz.MOST_FINDINGS), ("no module named atheris\n", 1)])
+def test_a_finding_made_before_does_not_end_a_target(log, starts, tmp_path, monkeypatch):
+    """The file of the same finding is there already; only what did not start is not started again."""
+    ran = []
+
+    def child(command, *, stdout, **_):
+        ran.append(command)
+        stdout.write(log.encode())
+        return subprocess.CompletedProcess(command, 77)
+
+    monkeypatch.setattr(fuzz.subprocess, "run", child)
+    for _ in range(2):
+        ran.clear()
+        result = fuzz._fuzz("extract", tmp_path, 60)
+        assert len(ran) == starts
+        (finding,) = result.findings
+        assert ("x/crash-0123: ValueError" in finding) == (starts > 1)
 
 
 def test_what_is_missing_is_named(monkeypatch, capsys):

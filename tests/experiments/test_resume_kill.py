@@ -33,6 +33,12 @@ def test_killed_and_resumed_is_equal(policy_folder, child_env, tmp_path, capsys)
     assert_notices_differences(calm, killed, tmp_path, capsys)
 
 
+def test_one_bench_at_a_time(capsys):
+    with pytest.raises(SystemExit):
+        kill_and_resume.main(["--workers", "scripted", "--bench", "all"])
+    assert "--bench: invalid choice: 'all'" in capsys.readouterr().err
+
+
 def assert_notices_differences(calm, killed, tmp_path, capsys):
     for number, name in enumerate(("metrics.jsonl", "executions.jsonl", "policy/policy.safetensors")):
         changed = tmp_path / f"changed-{number}"

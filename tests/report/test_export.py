@@ -6,6 +6,7 @@ import os
 import re
 from datetime import datetime
 from pathlib import Path
+from textwrap import indent
 
 import pytest
 from report_helpers import write_lines, write_object
@@ -15,6 +16,8 @@ from lemon_jax.cli import main
 from lemon_jax.errors import LemonError
 from lemon_jax.report import load_run
 from lemon_jax.report.export import export_human_eval, human_eval_completion, lm_eval_sample
+from lemon_jax.runtime.tools import extract_completion
+from lemon_jax.runtime.tools.completion import sources
 
 # Fields of a line as lm-evaluation-harness 0.4 writes it (`evaluator.evaluate`, then
 # `EvaluationTracker.save_results_samples`), with the JSON types its readers count on; the metric comes last.
@@ -291,13 +294,45 @@ def test_human_eval_completions(tmp_path, capsys, functions):
         f"import math\n\n\n{WHOLE}\n",
         f"```python\n{WHOLE}\n```\nA test:\n```python\nassert add_one(1) == 2\n```",  # a test
         f"```py title=x\n{WHOLE}\n```",
+        BODY.strip(),  # as the executor strips every reply
+        "y = x\n    return y + 1",
+        "# Add one.\n\n    y = x\n    return y + 1",
+        "if x > 0:\n        return x + 1\n    return x",
+        "for i in range(9):\n        if i > x:\n            return i",
+        "if x > 0:\n    return x + 1\nreturn x",
+        "```python\nreturn x + 1\n```",
+        "```python\ny = x\nreturn y + 1\n```",
+        "```python\n  y = x\n  return y + 1\n```",
+        "```python\n\ty = x\n\treturn y + 1\n```",
+        f"```python\n{indent(WHOLE, '    ')}\n```",
+        f"```python\n    import math\n\n{indent(WHOLE, '    ')}\n```",
+        "    def one():\n        return 1\n    return x + one()",
+        "def one():\n        return 1\n    return x + one()",
+        "    def add_one(y):\n        return y + 1\n    return add_one(x)",
+        "def add_one(y):\n        return y + 1\n    return add_one(x)",
+        "```python\n    return x + one()\n\ndef one():\n    return 1\n```",
+        "add_one = lambda x: x + 1",
+        "add_one = x\nreturn add_one + 1",
     ],
 )
-def test_a_completion_passes_as_the_official_checker_puts_it_together(output):
+def test_a_completion_passes_as_graded_and_as_the_official_checker_puts_it_together(output):
     prompt = 'def add_one(x: int) -> int:\n    """Return x plus one."""\n'
     test = "def check(candidate):\n    assert candidate(1) == 2\n"
     program = prompt + human_eval_completion(output, "add_one") + "\n" + test + "\n" + "check(add_one)"
-    exec(compile(program, "program", "exec"), {})
+    graded = [*sources(prompt, "add_one", extract_completion(output, "add_one")), test, "check(add_one)"]
+    for texts in ([program], graded):
+        names = {}
+        for text in texts:
+            exec(compile(text, "program", "exec"), names)
+
+
+@pytest.mark.parametrize("output", ["", "I cannot do that.", "def add_one(x:\n    return", "(" * 5000, "\0"])
+def test_what_is_no_code_is_exported_as_it_is(output):
+    assert human_eval_completion(output, "add_one").strip() == output.strip()
+
+
+def test_a_faulty_escape_in_a_reply_is_no_warning():
+    assert human_eval_completion("t = '\\d'\n    return t", "add_one") == "    t = '\\d'\n    return t"
 
 
 @pytest.mark.skipif(not os.environ.get("LEMON_DATA"), reason="LEMON_DATA names no folder with the files")

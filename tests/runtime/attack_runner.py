@@ -11,7 +11,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,13 +116,13 @@ def processes(mark: str = _BOOT_MARK) -> Iterator[int]:
             continue
 
 
-def survivors(before: set[int], patience_s: float = 5.0) -> set[int]:
-    """Sandbox processes that were not there `before` and are there all the while from now on."""
-    left = set(processes()) - before
+def survivors(before: Collection[int] = (), mark: str = _BOOT_MARK, patience_s: float = 5.0) -> set[int]:
+    """Processes with `mark` that were not there `before` and are there all the while from now on."""
+    left = set(processes(mark)).difference(before)
     deadline = time.monotonic() + patience_s
     while left and time.monotonic() < deadline:
         time.sleep(0.02)
-        left &= set(processes())
+        left &= set(processes(mark))
     return left
 
 

@@ -4,6 +4,7 @@ import asyncio
 import gzip
 import json
 import os
+import secrets
 import socket
 import sys
 import textwrap
@@ -11,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from attack_runner import survivors
 
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import LEVELS, CandidateResult, Limits, box, check_candidate, isolation, sandbox
@@ -144,13 +146,19 @@ def test_statuses(completion: str, status: S, reason: str) -> None:
     "start",
     [
         "import threading, time\nthreading.Thread(target=time.sleep, args=(30,)).start()\n",
-        "import subprocess\ntry: subprocess.Popen(['/bin/sleep', '30'])\nexcept OSError: pass\n",
+        "import subprocess\ntry: subprocess.Popen(['/bin/sleep', '30.MARK'])\nexcept OSError: pass\n",
     ],
 )
-def test_what_is_left_running_does_not_delay_a_pass(start: str) -> None:
-    result = check(start + FULL)
+@pytest.mark.parametrize("layers", [box.LAYERS, ()], ids=["all", "rlimits"])
+def test_what_is_left_running_does_not_delay_a_pass(
+    start: str, layers: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box, "LAYERS", layers)
+    mark = f"{secrets.randbelow(10**15):015}"  # digits, which change nothing for sleep
+    result = check(start.replace("MARK", mark) + FULL, accept="seccomp" if layers else "rlimits")
     assert result.passed, result
     assert result.seconds < 15  # not 30; a busy machine is slow to start two processes
+    assert not survivors(mark=f"30.{mark}")
 
 
 @pytest.mark.parametrize("layers", [("namespaces",), ()], ids=["namespaces", "rlimits"])

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 import subprocess
 import sys
@@ -9,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from attack_runner import processes
+from attack_runner import processes, survivors
 from sandbox_helpers import QUICK, run
 
 from lemon_jax.errors import LemonError
@@ -123,13 +124,39 @@ def test_a_forged_report_is_not_believed(target: str) -> None:
     code = f"""
         import os
         for fd in [{target}]:
-            try: os.write(fd, b"0\\x1fresult\\x1fok\\x1f99\\x1e\\x1fresult\\x1fok\\x1f99\\x1e")
-            except OSError: pass
-        print("result ok 99")
+            for nonce in ("", "0" * 32):
+                try: os.write(fd, f"\\x1e{{nonce}}\\x1fverdict\\x1fok\\x1f99\\x1e".encode())
+                except OSError: pass
+        print("verdict ok 99")
         answer = 41
     """
     result = run(code, allow=True)
     assert (result.status, result.value) == ("ok", "41")
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ('"refused", "rlimits"', "ok"),
+        ('"refused"', "ok"),
+        ('"ready"', "ok"),
+        ("", "ok"),
+        ('"verdict"', "killed"),
+        ('"verdict", "ok"', "killed"),
+        ('"verdict", "ok", 1, 2', "killed"),
+        ('"verdict", "passed", ""', "killed"),
+        ('"verdict", None, b"x"', "killed"),
+    ],
+)
+def test_nothing_that_a_program_says_for_the_harness_ends_the_run(fields: str, status: str) -> None:
+    """The harness's own line is in the frames that call the program: it may say what it likes there."""
+    code = f"""
+        import sys
+        sys._getframe(1).f_back.f_locals["say"]({fields})
+        answer = 41
+    """
+    result = run(code, allow=True)
+    assert (result.status, result.value) == (status, "41" if status == "ok" else None), result
 
 
 DOUBLE_FORK = """
@@ -153,11 +180,12 @@ def test_double_forked_children_do_not_survive(level: str, end: str, unfiltered:
 
 
 def test_a_started_process_does_not_survive(level: str) -> None:
-    command = [sys.executable, "-c", "import time; time.sleep(30)"]
-    assert run(f"import subprocess\nsubprocess.Popen({command!r})\nanswer = 1", allow=True).status in (
-        "ok",
-        "error",
-    )
+    mark = f"lemon-child-{secrets.token_hex(8)}"
+    command = [sys.executable, "-c", "import time; time.sleep(30)", mark]
+    result = run(f"import subprocess\nsubprocess.Popen({command!r})\nanswer = 1", allow=True)
+    # Without a filter and with this file system it does start.
+    assert result.status in (("ok",) if level == "rlimits" else ("ok", "error")), result
+    assert not survivors(mark=mark)
 
 
 def test_a_fork_bomb_is_bounded() -> None:

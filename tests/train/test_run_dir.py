@@ -20,9 +20,14 @@ def test_a_new_run_and_the_same_run_again(run):
 
 def test_a_folder_that_holds_something_is_refused_and_left_as_it_was(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(LemonError, match=f"{tmp_path}: the folder is not empty.*--resume"):
+    with pytest.raises(LemonError, match=f"{tmp_path}: the folder is not empty; choose another --out"):
         RunDir.create(tmp_path, FACTS)
     assert [p.name for p in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_only_a_run_can_be_resumed(run):
+    with pytest.raises(LemonError, match=f"continue that run with --resume {run.path}, or choose another"):
+        RunDir.create(run.path, FACTS)
 
 
 def test_a_kill_while_the_manifest_was_written_leaves_a_new_folder(tmp_path):

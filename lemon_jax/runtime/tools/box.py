@@ -82,7 +82,7 @@ class Report:
 
     level: str  # of LEVELS; empty if the code never got to run
     refused: str  # the level there was, where it was below what is accepted
-    verdict: tuple[str, ...]  # what the code's own side of the harness said; empty if nothing
+    verdict: tuple[str, ...]  # of the harness beside the code, or of code that found its line; may be empty
     exit: Exit | None
     stdout: str
     stderr: str
@@ -267,9 +267,11 @@ class Box:
         stdout, stderr = (
             bytes(b[: self.limits.output_bytes]).decode("utf-8", "replace") for b in self.output
         )
+        level = told.get("ready", ("",))[0]
         return Report(
-            level=told.get("ready", ("",))[0],
-            refused=told.get("refused", ("",))[0],
+            level=level,
+            # It is refused before the code runs; the code itself could say so only afterwards.
+            refused="" if level else (told.get("refused") or ("",))[0],
             verdict=told.get("verdict", ()),
             exit=Exit.parse(ended) if ended else None,
             stdout=stdout,

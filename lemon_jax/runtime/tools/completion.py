@@ -50,11 +50,17 @@ def _bodies(prompt, entry_point, completion, flat):
         prompt += "\n"
     yield prompt + completion
     prompt = prompt.rstrip(" ")
-    yield prompt + indent(flat, margin)
+    for body in mended(completion, flat, margin):
+        yield prompt + body
+
+
+def mended(completion, flat, margin):
+    """A body with its margin restored, in each of the ways in which it may have been lost."""
+    yield indent(flat, margin)
     # The first line may have lost its margin when somebody stripped the text.
     first, _, rest = completion.lstrip().partition("\n")
-    yield f"{prompt}{margin}{first}\n{rest}"
-    yield f"{prompt}{margin}{first}\n{indent(dedent(rest), margin)}"
+    yield f"{margin}{first}\n{rest}"
+    yield f"{margin}{first}\n{indent(dedent(rest), margin)}"
 
 
 def _entry_node(prompt, entry_point):
