@@ -20,7 +20,15 @@ from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.spec import Parsed, baseline_names, baselines
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
-from lemon_jax.train.provenance import SPLIT, data_facts, git_sha, tested, versions, worker_facts
+from lemon_jax.train.provenance import (
+    SPLIT,
+    data_facts,
+    engine_facts,
+    git_sha,
+    tested,
+    versions,
+    worker_facts,
+)
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, SUMMARY, TIMINGS, RunDir
 from lemon_jax.train.search import METHOD as BEST_FIXED
 from lemon_jax.train.search import Found, search_fixed
@@ -219,4 +227,5 @@ def manifest(config: RunConfig, dataset: Dataset, policy: Orchestrator, pool: Wo
         "tokenizer_sha256": policy.tokenizer.sha256,
         "policy_sha256": params_sha256(policy.decoder),
         "workers": worker_facts(pool),
+        **engine_facts(pool),
     }
