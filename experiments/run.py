@@ -48,7 +48,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="POLICY",
         help="policy to start from: a folder, or a name in checkpoints/ (warmstart)",
     )
-    add("--steps", type=int, metavar="N", help="steps; 0 evaluates only (default preset: 15, aqua 20)")
+    add("--steps", type=int, metavar="N", help="steps; 0 evaluates only (default preset: 15, aqua 12)")
     add("--tasks-per-step", type=int, metavar="N", help="tasks a step (default preset: 4, aqua 2)")
     add("--group", type=int, metavar="N", help="specs a task (4)")
     add("--eval-tasks", type=int, metavar="N", help="held-out tasks (default preset: 100, aqua 40)")
