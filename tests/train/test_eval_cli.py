@@ -45,7 +45,8 @@ def table(folder) -> dict:
 def test_a_baseline_on_the_sample(capsys):
     assert main(["eval", "cot", *SAMPLE, "--tasks", "20", "--out", "r"]) == 0
     out, err = capsys.readouterr()
-    assert out.splitlines()[0].strip() == "sample, test split, n 20, seed 0, sample data"
+    heading = "sample, test split, n 20, seed 0, sample data, extractor lemon, protocol full"
+    assert out.splitlines()[0].strip() == heading
     assert "run directory: r" in err
     assert sorted(p.name for p in Path("r").iterdir()) == [
         "calls.sqlite",
@@ -127,7 +128,7 @@ def test_specs_from_a_file_and_from_standard_input(capsys, monkeypatch):
         (
             ["nonsense", *SAMPLE],
             2,
-            "error: nonsense: neither a file nor one of vanilla, cot, sc, chain, complete",
+            "error: nonsense: neither a file nor one of vanilla, cot, sc, chain, star",
         ),
         (["none.yaml", *SAMPLE], 2, "error: none.yaml: cannot be read"),
         (["broken.yaml", *SAMPLE], 1, "broken.yaml: cannot be repaired"),
@@ -154,7 +155,7 @@ def test_an_unknown_bench_names_the_known(capsys):
     with pytest.raises(SystemExit) as e:
         main(["eval", "cot", "--bench", "gsm", "--workers", "scripted"])
     assert e.value.code == 2
-    assert "'multiarith', 'sample'" in capsys.readouterr().err
+    assert "'humaneval', 'sample'" in capsys.readouterr().err
 
 
 def worker_file(url, extra=""):
