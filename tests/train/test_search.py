@@ -162,6 +162,36 @@ def test_the_budget_is_kept_and_used(budget):
     assert found.facts()["budget"] == budget
 
 
+def sometimes_long(request):
+    """Right on half of the questions; on a third of them after 120 words of talk."""
+    question, _ = gold_of(request.messages[1].content)
+    talk = "well " * 120 if random.Random(f"long{question}").random() < 1 / 3 else ""
+    return talk + half_right(request)
+
+
+@pytest.mark.parametrize("budget", range(4_000, 24_000, 2_500))
+def test_no_sweep_starts_that_could_pass_the_budget(budget):
+    """Replayed from the log: what was spent before a sweep and each candidate at its dearest had to fit."""
+    spent = []
+    found, _ = search(sometimes_long, budget=budget, candidates=4, spent=spent)
+    sweeps = [(tasks, ran) for rounds in by_round(found).values() for tasks, ran in rounds.items()]
+    first, *later = sweeps
+    rows = iter(found.rows)
+    dearest: dict[int, int] = {}
+
+    def run(ran):
+        for row in (next(rows) for _ in ran):
+            tokens = sum(a["prompt_tokens"] + a["generated_tokens"] for a in row["agents"])
+            dearest[row["candidate"]] = max(dearest.get(row["candidate"], 0), tokens)
+
+    run(first[1])
+    assert later
+    for i, (_, ran) in enumerate(later):
+        before = sum(spent[: len(spent) - len(later) + i])  # each later sweep is one batch
+        assert before + sum(dearest[c] for c in ran) <= budget
+        run(ran)
+
+
 def test_more_tokens_try_more():
     sizes = [search(budget=budget)[0].executions for budget in (3_000, 8_000, 20_000, 60_000)]
     assert sizes == sorted(set(sizes))
