@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import hashlib
-import platform
 import sys
 import time
 from collections.abc import Sequence
@@ -28,15 +27,7 @@ from lemon_jax.runtime.tools import ACCEPTED
 from lemon_jax.spec import CAPACITIES, Spec, baselines, dump
 from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
 from lemon_jax.train.grading import Grader
-from lemon_jax.train.provenance import (
-    SPLIT,
-    data_facts,
-    engine_facts,
-    git_sha,
-    tested,
-    versions,
-    worker_facts,
-)
+from lemon_jax.train.provenance import SPLIT, made_of, tested
 from lemon_jax.train.run_dir import EXECUTIONS, MANIFEST, SUMMARY, RunDir
 
 SAMPLE = "sample"
@@ -234,12 +225,7 @@ def _facts(
             "tasks": len(tasks),
             "seed": args.seed,
         },
-        "git_sha": git_sha(),
-        "versions": versions(["xllamacpp"]),
-        "platform": platform.platform(),
-        "data": data_facts(dataset),
-        "workers": worker_facts(pool),
-        **engine_facts(pool),
+        **made_of(dataset, pool, ["xllamacpp"]),
     }
 
 

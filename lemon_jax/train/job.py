@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import platform
 import time
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
@@ -20,15 +19,7 @@ from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.spec import Parsed, baseline_names, baselines
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
-from lemon_jax.train.provenance import (
-    SPLIT,
-    data_facts,
-    engine_facts,
-    git_sha,
-    tested,
-    versions,
-    worker_facts,
-)
+from lemon_jax.train.provenance import SPLIT, made_of, tested
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, SUMMARY, TIMINGS, RunDir
 from lemon_jax.train.search import METHOD as BEST_FIXED
 from lemon_jax.train.search import Found, search_fixed
@@ -219,13 +210,8 @@ def manifest(config: RunConfig, dataset: Dataset, policy: Orchestrator, pool: Wo
         "config": config.to_dict(),
         "config_sha256": config.sha256(),
         "seed": config.seed,
-        "git_sha": git_sha(),
-        "versions": versions(PACKAGES),
         "device": f"{jax.devices()[0].device_kind} x {jax.device_count()}, {os.cpu_count()} cores",
-        "platform": platform.platform(),
-        "data": data_facts(dataset),
         "tokenizer_sha256": policy.tokenizer.sha256,
         "policy_sha256": params_sha256(policy.decoder),
-        "workers": worker_facts(pool),
-        **engine_facts(pool),
+        **made_of(dataset, pool, PACKAGES),
     }

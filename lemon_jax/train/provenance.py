@@ -77,3 +77,15 @@ def engine_facts(pool: WorkerPool) -> dict[str, str]:
     if not any(model.backend == "embedded" for model in models):
         return {}
     return {"engine": PROGRAM_VARIABLE if os.environ.get(PROGRAM_VARIABLE) else "packaged"}
+
+
+def made_of(dataset: Dataset, pool: WorkerPool, packages: Iterable[str]) -> dict[str, Any]:
+    """What every manifest says beside its configuration: code, libraries, machine, data and workers."""
+    return {
+        "git_sha": git_sha(),
+        "versions": versions(packages),
+        "platform": platform.platform(),
+        "data": data_facts(dataset),
+        "workers": worker_facts(pool),
+        **engine_facts(pool),
+    }
