@@ -15,19 +15,19 @@ import hashlib
 import json
 import os
 import random
-import shutil
 import signal
 import sqlite3
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from two_runs import RunFailed, compare
 
 from lemon_jax.bench import SOURCES
 
@@ -56,26 +56,9 @@ class Kill:
     point: float
 
 
-class RunFailed(Exception):
-    """A run ended with another exit code than 0; the message ends with what it printed last."""
-
-
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
-    if args.out is not None and args.out.exists() and any(args.out.iterdir()):
-        print(f"error: {args.out}: the folder is not empty; choose another --out", file=sys.stderr)
-        return 2
-    folder = args.out or Path(tempfile.mkdtemp(prefix="kill-and-resume-"))
-    try:
-        equal = _check(args, folder)
-    except RunFailed as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 2
-    if equal and args.out is None:
-        shutil.rmtree(folder)
-    else:
-        print(f"both runs are kept in {folder}")
-    return 0 if equal else 1
+    return compare(args.out, "kill-and-resume-", lambda folder: _check(args, folder))
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
@@ -103,7 +86,6 @@ def count(text: str) -> int:
 
 
 def _check(args: argparse.Namespace, folder: Path) -> bool:
-    folder.mkdir(parents=True, exist_ok=True)
     preset = folder / "kill_and_resume.toml"
     preset.write_text(PRESET.format(steps=args.steps, eval_tasks=args.eval_tasks), encoding="utf-8")
     # Recordings would serve calls at once; here calls are meant to be under way when the kill comes.
@@ -175,8 +157,7 @@ def _run(
             # It may have ended by itself in the last moment.
             return process.wait() == -signal.SIGKILL
         if process.wait() != 0:
-            last = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise RunFailed(f"{log}: exit code {process.returncode}: {''.join(last)}")
+            raise RunFailed.ended(log, process.returncode)
         return False
     finally:
         process.kill()

@@ -18,12 +18,10 @@ import argparse
 import json
 import os
 import random
-import shutil
 import signal
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Iterator
@@ -34,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from faulty_server import ANSWERED
+from two_runs import RunFailed, compare
 
 from lemon_jax.backends import Message, Request
 from lemon_jax.backends.wire import seed_of
@@ -56,10 +55,6 @@ slots = {slots}
     f'[capacities.{level}]\nmodel = "{{model}}"\nprice = {price}\n'
     for level, price in (("small", 1), ("medium", 3), ("large", 3))
 )
-
-
-class RunFailed(Exception):
-    """An evaluation ended by itself without a result; the message ends with what it printed last."""
 
 
 @dataclass
@@ -138,29 +133,18 @@ class Evaluation:
             return True
         self.log.update()
         if code not in (0, 1) or not (out / "summary.json").exists():
-            last = printed.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise RunFailed(f"{printed}: exit code {code}: {''.join(last)}")
+            raise RunFailed.ended(printed, code)
         return False
 
 
 def main(argv: list[str] | None = None) -> int:
     args = _arguments(argv)
-    if args.out is not None and args.out.exists() and any(args.out.iterdir()):
-        print(f"error: {args.out}: the folder is not empty; choose another --out", file=sys.stderr)
-        return 2
-    folder = args.out or Path(tempfile.mkdtemp(prefix="ten-kills-"))
-    folder.mkdir(parents=True, exist_ok=True)
-    try:
+
+    def check(folder: Path) -> bool:
         with _server(folder, args.failures, args.seed) as url:
-            good = _check(args, folder, url)
-    except RunFailed as failure:
-        print(f"error: {failure}", file=sys.stderr)
-        return 2
-    if good and args.out is None:
-        shutil.rmtree(folder)
-    else:
-        print(f"both runs are kept in {folder}")
-    return 0 if good else 1
+            return _check(args, folder, url)
+
+    return compare(args.out, "ten-kills-", check)
 
 
 def _arguments(argv: list[str] | None) -> argparse.Namespace:
