@@ -66,23 +66,25 @@ class Caller:
         """
         identity = self.pool.backend(requests[0].model).identity
         keys = [call_key(identity, request) for request in requests]
+        shared = 0
+        if prefix:
+            # Before the calls: behind those of all other tasks it would be the last to be answered, and
+            # no task would be done until then.
+            measured = await self._measure(requests[0].model, prefix)
+            if measured.reply.error and not _REFUSED.match(measured.reply.error):
+                # Without the measurement the cost would be another one than at the next attempt.
+                lost = replace(
+                    measured.reply, error=f"{measured.reply.error} (measuring the role's fixed prefix)"
+                )
+                return [_count(key, lost, 0) for key in keys]
+            shared = measured.prompt_tokens
         open_calls = dict(zip(keys, requests, strict=True))
         replies: dict[str, Reply] = {}
         while open_calls:
             replies |= await self._round(open_calls, scope)
             # A call whose sender was cancelled is left over, and asked again as this task's own.
             open_calls = {key: request for key, request in open_calls.items() if key not in replies}
-        # Where a call has failed, nothing will be counted that needs the prefix.
-        if not prefix or any(replies[key].error for key in keys):
-            return [_count(key, replies[key], 0) for key in keys]
-        measured = await self._measure(requests[0].model, prefix)
-        if measured.reply.error and not _REFUSED.match(measured.reply.error):
-            # Without the measurement the cost would be another one than at the next attempt.
-            lost = replace(
-                measured.reply, error=f"{measured.reply.error} (measuring the role's fixed prefix)"
-            )
-            return [_count(key, lost, 0) for key in keys]
-        return [_count(key, replies[key], measured.prompt_tokens) for key in keys]
+        return [_count(key, replies[key], shared) for key in keys]
 
     async def _round(self, wanted: dict[str, Request], scope: str) -> dict[str, Reply]:
         """Look up, send, and wait for what others have sent already; in that order, so that no two wait

@@ -86,7 +86,10 @@ class Job:
             )
             if done:
                 self.progress.note(f"resumed after step {done}")
-            self.progress.phase("training", self.config.steps - done, unit="step")
+            if self.config.steps:
+                self.progress.phase("training", self.config.steps - done, unit="step")
+            else:
+                self.progress.note("no training: lemon is the policy that --policy names, as it is")
             await trainer.train(self.progress)
             return trainer.save_policy(
                 {
@@ -143,7 +146,10 @@ class Job:
         texts = [t.prompt() for t in tasks]
         slots = self.policy.prompt_slots(texts)
         specs: dict[str, list[Parsed]] = {}
-        for method, policy in (("lemon", trained), ("warmstart", self.policy)):
+        policies = {"lemon": trained, "warmstart": self.policy}
+        if self.config.steps == 0:  # one and the same
+            del policies["warmstart"]
+        for method, policy in policies.items():
             specs[method] = [_verdict(r) for r in policy.write_greedy(texts, prompt_slots=slots)]
         known = baselines(seed=self.config.seed, family=tasks[0].family)
         specs |= {n: fixed(known[n], len(tasks)) for n in baseline_names(self.config.baselines)}
