@@ -36,7 +36,7 @@ def main() -> int:
             if not calls.is_file():
                 raise LemonError(f"{calls}: no such call store; give the folder of a run")
             store = CallStore(calls)
-            replies |= store.replies()
+            replies = store.replies() | replies  # of two replies to one call the recorded one stays
             store.close()
         args.out.mkdir(parents=True, exist_ok=True)
         write_recording(path, replies)
