@@ -25,7 +25,7 @@ class Comparison:
     only_other: int
     p: float  # McNemar, exact, two-sided
     interval: tuple[float, float]  # of the difference, 95 %, by the paired bootstrap
-    cost_ratio: float | None  # ours / other; None where the other cost nothing
+    cost_ratio: float | None  # ours / other; None where one is not known, or the other cost nothing
 
     @property
     def difference(self) -> float:
@@ -48,7 +48,7 @@ def compare(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[C
     Reads the lines of executions.jsonl with phase "eval". A task on which a server failed for one of the two
     says nothing about them and is left out; of a task evaluated twice the last execution counts.
     """
-    solved: dict[str, dict[str, tuple[bool, float]]] = {}
+    solved: dict[str, dict[str, tuple[bool, float | None]]] = {}
     for execution in executions:
         if execution.get("phase") != "eval":
             continue
@@ -61,7 +61,9 @@ def compare(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[C
         if failed or not isinstance(correct, bool):
             tasks.pop(task, None)
             continue
-        tasks[task] = (correct, sum(number(a.get("cost")) or 0.0 for a in agents))
+        costs = [number(a.get("cost", 0.0)) for a in agents]  # None: its server reported no tokens
+        known = [cost for cost in costs if cost is not None]
+        tasks[task] = (correct, sum(known) if len(known) == len(costs) else None)
     reference = solved.pop(ours, {})
     found = []
     for method, tasks in solved.items():
@@ -70,7 +72,6 @@ def compare(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[C
             continue
         only_ours = sum(mine and not theirs for mine, _, theirs, _ in shared)
         only_other = sum(theirs and not mine for mine, _, theirs, _ in shared)
-        our_cost, other_cost = sum(pair[1] for pair in shared), sum(pair[3] for pair in shared)
         found.append(
             Comparison(
                 ours=ours,
@@ -80,10 +81,18 @@ def compare(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[C
                 only_other=only_other,
                 p=mcnemar_exact(only_ours, only_other),
                 interval=paired_bootstrap(only_ours, only_other, len(shared)),
-                cost_ratio=our_cost / other_cost if other_cost > 0 else None,
+                cost_ratio=_ratio([pair[1] for pair in shared], [pair[3] for pair in shared]),
             )
         )
     return found
+
+
+def _ratio(ours: list[float | None], theirs: list[float | None]) -> float | None:
+    """Of the summed costs; None where one of them is not known, or the other method cost nothing."""
+    mine, other = ([cost for cost in costs if cost is not None] for costs in (ours, theirs))
+    if len(mine) < len(ours) or len(other) < len(theirs) or sum(other) <= 0:
+        return None
+    return sum(mine) / sum(other)
 
 
 def check_method(executions: Iterable[Mapping[str, Any]], method: str) -> None:

@@ -98,6 +98,8 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
         found.append(SAMPLE_WARNING)
     if summary.get("workers") == "simulated":
         found.append(SIMULATED_WARNING)
+    if unmetered := sum(number(row.get("unmetered_calls")) or 0 for row in objects(summary.get("eval"))):
+        found.append(f"{unmetered:,.0f} calls came without token counts: tokens and cost are not known")
     return found
 
 

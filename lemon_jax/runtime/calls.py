@@ -21,13 +21,14 @@ _REFUSED = re.compile("HTTP 4(?!08|29)|context overflow|content filter")
 @dataclass(frozen=True, kw_only=True)
 class Call:
     """One answered call and what it used. `prefix_tokens` is the part of `prompt_tokens` that every
-    call of the same base role shares."""
+    call of the same base role shares; tokens that the server does not report (`unmetered`) are 0 here."""
 
     key: str
     reply: Reply
     prompt_tokens: int
     prefix_tokens: int
     generated_tokens: int
+    unmetered: bool = False
 
 
 class Caller:
@@ -66,25 +67,25 @@ class Caller:
         """
         identity = self.pool.backend(requests[0].model).identity
         keys = [call_key(identity, request) for request in requests]
-        shared = 0
-        if prefix:
-            # Before the calls: behind those of all other tasks it would be the last to be answered, and
-            # no task would be done until then.
-            measured = await self._measure(requests[0].model, prefix)
-            if measured.reply.error and not _REFUSED.match(measured.reply.error):
-                # Without the measurement the cost would be another one than at the next attempt.
-                lost = replace(
-                    measured.reply, error=f"{measured.reply.error} (measuring the role's fixed prefix)"
-                )
-                return [_count(key, lost, 0) for key in keys]
-            shared = measured.prompt_tokens
+        # Before the calls: behind those of all other tasks it would be the last to be answered, and no task
+        # would be done until then.
+        measured = await self._measure(requests[0].model, prefix) if prefix else None
         open_calls = dict(zip(keys, requests, strict=True))
         replies: dict[str, Reply] = {}
         while open_calls:
             replies |= await self._round(open_calls, scope)
             # A call whose sender was cancelled is left over, and asked again as this task's own.
             open_calls = {key: request for key, request in open_calls.items() if key not in replies}
-        return [_count(key, replies[key], shared) for key in keys]
+        # Where a call has failed, nothing will be counted that needs the prefix.
+        if measured is None or any(replies[key].error for key in keys):
+            return [_count(key, replies[key], 0) for key in keys]
+        if measured.reply.error and not _REFUSED.match(measured.reply.error):
+            # Without the measurement the cost would be another one than at the next attempt.
+            lost = replace(
+                measured.reply, error=f"{measured.reply.error} (measuring the role's fixed prefix)"
+            )
+            return [_count(key, lost, 0) for key in keys]
+        return [_count(key, replies[key], measured.prompt_tokens) for key in keys]
 
     async def _round(self, wanted: dict[str, Request], scope: str) -> dict[str, Reply]:
         """Look up, send, and wait for what others have sent already; in that order, so that no two wait
@@ -164,4 +165,5 @@ def _count(key: str, reply: Reply, shared: int) -> Call:
         prompt_tokens=prompt,
         prefix_tokens=min(shared, prompt),
         generated_tokens=reply.generated_tokens or 0,
+        unmetered=reply.error is None and None in (reply.prompt_tokens, reply.generated_tokens),
     )

@@ -169,6 +169,8 @@ class _Report:
 def _spent(usage: Usage, seconds: float) -> str:
     calls = f"{usage.calls} call{'s' * (usage.calls != 1)}"
     prompt = f"{usage.prompt_tokens} prompt tokens ({usage.prefix_tokens} of them fixed prefix)"
+    if usage.unmetered:
+        return f"{calls}, tokens and cost n/a (the server reports none), {seconds:.1f} s"
     return f"{calls}, {prompt}, {usage.generated_tokens} generated, cost {usage.cost:.1f}, {seconds:.1f} s"
 
 

@@ -28,6 +28,7 @@ class Usage:
     prefix_tokens: int = 0  # of the prompt tokens, those of the roles' fixed prefixes
     generated_tokens: int = 0
     cost: float = 0.0
+    unmetered: int = 0  # calls whose tokens the server did not report: tokens and cost are too low by theirs
 
     def __add__(self, other: Usage) -> Usage:
         return Usage(
@@ -36,6 +37,7 @@ class Usage:
             prefix_tokens=self.prefix_tokens + other.prefix_tokens,
             generated_tokens=self.generated_tokens + other.generated_tokens,
             cost=self.cost + other.cost,
+            unmetered=self.unmetered + other.unmetered,
         )
 
 

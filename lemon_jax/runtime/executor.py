@@ -154,7 +154,8 @@ class Executor:
             "generated_tokens": call.generated_tokens,
         }
         pool = self._caller.pool
-        return Usage(calls=1, cost=call_cost(pool.capacity(level), pool.config.cost, **tokens), **tokens)
+        cost = call_cost(pool.capacity(level), pool.config.cost, **tokens)
+        return Usage(calls=1, cost=cost, unmetered=int(call.unmetered), **tokens)
 
     async def _outcome(self, role: BaseRole, problem: Problem, call: Call) -> _Outcome:
         text = call.reply.text.strip()

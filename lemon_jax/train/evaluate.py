@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lemon_jax.bench import Grade, Task, wilson
-from lemon_jax.runtime import AgentRun, CallStore, Execution, Executor
+from lemon_jax.runtime import AgentRun, CallStore, Execution, Executor, Usage
 from lemon_jax.spec import Edit, Parsed, Spec, dump, parse
 from lemon_jax.train.grading import Grader
 
@@ -118,7 +118,7 @@ def record(
         "correct": scored.grade.correct,
         "fallback": scored.grade.fallback,
         "infra_failed": scored.infra_failed,
-        "cost": round(execution.usage.cost, 4) if execution else 0.0,
+        "cost": _cost(execution.usage) if execution else 0.0,
     }
     if reward is not None:
         row["reward"] = reward
@@ -142,8 +142,13 @@ def _agent_row(agent: AgentRun) -> dict[str, Any]:
         "prompt_tokens": usage.prompt_tokens,
         "prefix_tokens": usage.prefix_tokens,
         "generated_tokens": usage.generated_tokens,
-        "cost": round(usage.cost, 4),
+        "cost": _cost(usage),
     }
+
+
+def _cost(usage: Usage) -> float | None:
+    """Unknown where a server did not report its tokens."""
+    return None if usage.unmetered else round(usage.cost, 4)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,6 +219,12 @@ async def evaluate(
     correct = sum(s.grade.correct for s in known)
     usages = [s.execution.usage for s in known if s.execution]
     n = max(len(known), 1)
+    unmetered = sum(u.unmetered for u in usages)
+
+    def per_task(name: str) -> float | None:
+        """A mean that is unknown as soon as one call's tokens are."""
+        return None if unmetered else round(sum(getattr(u, name) for u in usages) / n, 2)
+
     calls = count_calls(store, scope, [key for s in scored for key in s.call_keys()])
     low, high = wilson(correct, len(known)) if known else (0.0, 1.0)
     row = {
@@ -226,15 +237,16 @@ async def evaluate(
         "protocol": setting.protocol,
         "accuracy": round(correct / n, 4),
         "ci95": [round(low, 4), round(high, 4)],
-        "prompt_tokens_per_task": round(sum(u.prompt_tokens for u in usages) / n, 2),
-        "prefix_tokens_per_task": round(sum(u.prefix_tokens for u in usages) / n, 2),
-        "generated_tokens_per_task": round(sum(u.generated_tokens for u in usages) / n, 2),
-        "cost_per_task": round(sum(u.cost for u in usages) / n, 2),
+        "prompt_tokens_per_task": per_task("prompt_tokens"),
+        "prefix_tokens_per_task": per_task("prefix_tokens"),
+        "generated_tokens_per_task": per_task("generated_tokens"),
+        "cost_per_task": per_task("cost"),
         "no_answer": sum(s.grade.no_answer for s in known),
         "infra_failed": len(scored) - len(known),
         "invalid": sum(not s.parsed.strict_ok for s in scored),
         "calls": calls.calls,
         "recorded_calls": calls.recorded,
+        "unmetered_calls": unmetered,
         "wall_s": round(time.monotonic() - start, 1),
     }
     return row, [

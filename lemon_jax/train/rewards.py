@@ -6,6 +6,7 @@ import math
 from dataclasses import asdict, dataclass
 from typing import Literal
 
+from lemon_jax.errors import LemonError
 from lemon_jax.runtime import Usage
 from lemon_jax.spec import Spec, edges
 from lemon_jax.train.evaluate import Scored
@@ -71,9 +72,18 @@ def reward(config: RewardConfig, spec: Spec, usage: Usage, *, correct: bool) -> 
 
 
 def reward_of(config: RewardConfig, scored: Scored, *, valid: bool = True) -> Reward:
-    """The reward of an execution; `valid` is the verdict on its spec as it was written."""
+    """The reward of an execution; `valid` is the verdict on its spec as it was written.
+
+    Raises LemonError if it rewards few tokens and the workers' server does not report them.
+    """
     if not valid or scored.parsed.spec is None or scored.execution is None:
         return invalid_reward(config)
     if scored.infra_failed:
         return masked_reward()
+    if config.efficiency and scored.execution.usage.unmetered:
+        # As 0 they would make every spec free, and the dearest ones look as good as the cheapest.
+        raise LemonError(
+            "a worker's server does not report token counts (`usage` of its replies), which the reward's "
+            "efficiency term needs; use a server that does, or set efficiency = 0 under [reward] of a preset"
+        )
     return reward(config, scored.parsed.spec, scored.execution.usage, correct=scored.grade.correct)

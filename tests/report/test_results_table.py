@@ -164,7 +164,7 @@ def evaluated(method, answers, cost=10.0):
             "method": method,
             "task": f"t{i}",
             "correct": correct,
-            "agents": [{"cost": cost, "status": "OK"}, {"cost": None}],
+            "agents": [{"cost": cost, "status": "OK"}, {}],
         }
         for i, correct in enumerate(answers)
     ]

@@ -278,10 +278,14 @@ def test_cost_of_one_agent_by_hand():
     assert execution.usage == execution.agents[0].usage == expected
 
 
-def test_tokens_that_a_server_does_not_report_count_as_none_used():
+def test_tokens_that_a_server_does_not_report_are_counted_as_unknown():
     worker = Worker(lambda request: Reply(text="Answer: 7", finish="stop"))
     (execution,) = run(worker, spec(agent("a")))
-    assert execution.usage == Usage(calls=1)
+    assert execution.usage == Usage(calls=1, unmetered=1)
+    (half,) = run(
+        Worker(lambda request: Reply(text="Answer: 7", finish="stop", prompt_tokens=5)), spec(agent("a"))
+    )
+    assert half.usage.unmetered == 1
 
 
 def test_accounts_are_exact_under_concurrency_and_do_not_depend_on_the_cache():

@@ -1,11 +1,17 @@
 import asyncio
+from dataclasses import replace
 
 import pytest
 from policy_helpers import CHECKED, CHOICES, SOLVER, TASKS, workers
 
+from lemon_jax.backends import ScriptedBackend
 from lemon_jax.bench import grade, wilson
+from lemon_jax.errors import LemonError
+from lemon_jax.report import compare
+from lemon_jax.report.table import warnings
 from lemon_jax.spec import baselines, dump, parse
-from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
+from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, execute, fixed
+from lemon_jax.train.rewards import RewardConfig, reward_of
 
 SETTING = Setting(bench="sample", split="test", seed=3)
 
@@ -69,6 +75,28 @@ def test_infrastructure_failures_are_left_out_of_the_accuracy():
     known = [line for line in lines if not line["infra_failed"]]
     assert row["accuracy"] == pytest.approx(sum(line["correct"] for line in known) / len(known), abs=1e-4)
     assert whole["infra_failed"] == 0
+
+
+def test_tokens_that_a_server_does_not_report_make_the_cost_unknown(monkeypatch):
+    answer = ScriptedBackend._answer
+
+    async def silent(self, request):
+        return replace(await answer(self, request), generated_tokens=None)
+
+    monkeypatch.setattr(ScriptedBackend, "_answer", silent)
+    row, lines = _evaluate(fixed(SOLVER, 2), TASKS[:2])
+    names = ("prompt_tokens_per_task", "generated_tokens_per_task", "cost_per_task")
+    assert [row[name] for name in names] == [None] * 3
+    assert row["unmetered_calls"] == row["calls"] > 0
+    assert [line["cost"] for line in lines] == [line["agents"][0]["cost"] for line in lines] == [None, None]
+    assert f"{row['calls']} calls came without token counts" in " ".join(warnings({"eval": [row]}))
+    assert [c.cost_ratio for c in compare([*lines, *(x | {"method": "other"} for x in lines)])] == [None]
+
+    with workers() as (executor, _, _):
+        scored = asyncio.run(execute(executor, TASKS[0], fixed(SOLVER, 1)[0], "train:0"))
+    with pytest.raises(LemonError, match="does not report token counts"):
+        reward_of(RewardConfig(), scored)
+    assert reward_of(RewardConfig(efficiency=0.0), scored).efficiency == 0.0
 
 
 def test_nothing_but_failures_is_no_knowledge():
