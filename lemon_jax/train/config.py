@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from lemon_jax.runtime.tools import ACCEPTED
 from lemon_jax.spec import DEFAULT_BASELINES
@@ -15,14 +15,21 @@ from lemon_jax.train.rewards import RewardConfig
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateConfig:
-    """Static numbers of the jit-compiled update."""
+    """Static choices of the update. What each does, with its source, stands in `losses`."""
 
     learning_rate: float = 2e-4
     warmup: int = 2
     clip_norm: float = 1.0
-    clip: float = 0.2
-    kl: float = 0.03
+    policy_loss: Literal["clipped", "truncated"] = "clipped"
+    clip_low: float = 0.2  # the ratio is clipped to [1 - clip_low, 1 + clip_high]
+    clip_high: float = 0.2
+    truncate: float = 2.0  # the largest importance weight of the truncated loss
+    advantage_scale: Literal["group", "batch", "none"] = "group"
+    aggregation: Literal["token", "sequence", "constant"] = "token"
+    kl: float = 0.03  # 0: no reference policy is scored
+    kl_estimator: Literal["k1", "k2", "k3"] = "k3"
     counterfactual: float = 4.0  # weight of the counterfactual loss; without edits: edits_per_step = 0
+    counterfactual_form: Literal["preference", "gradient"] = "preference"
     tau: float = 1.0
     normalise_spans: bool = True
     temperature: float = 0.7  # of sampling and scoring alike; at 1 more specs are invalid

@@ -7,7 +7,7 @@ import math
 import tomllib
 from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, get_args, get_type_hints
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from lemon_jax.bench import SOURCES
 from lemon_jax.errors import LemonError
@@ -16,7 +16,12 @@ from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.rewards import RewardConfig
 
 _NESTED = {"update": UpdateConfig, "reward": RewardConfig}
-_WORDS = {"tokens": get_args(get_type_hints(RewardConfig)["tokens"])}
+_WORDS = {
+    name: get_args(kind)
+    for table in _NESTED.values()
+    for name, kind in get_type_hints(table).items()
+    if get_origin(kind) is Literal
+}
 _COUNTS = (
     "steps",
     "tasks_per_step",
@@ -86,7 +91,7 @@ def check_counts(config: RunConfig) -> None:
     if not 0 <= config.seed < 2**32:
         faults.append(f"seed is {config.seed}, it must be from 0 to {2**32 - 1}")
     update = config.update
-    for name in ("learning_rate", "clip_norm", "clip", "temperature"):
+    for name in ("learning_rate", "clip_norm", "clip_low", "clip_high", "truncate", "temperature"):
         if not 0 < getattr(update, name) < math.inf:
             faults.append(f"update.{name} is {getattr(update, name)}, it must be positive and finite")
     for name in ("kl", "counterfactual", "tau"):

@@ -114,7 +114,7 @@ class Trainer:
         ]
         batch = make_batch(
             outcome.rollouts,
-            group_advantages(totals, self.config.group),
+            group_advantages(totals, self.config.group, scale=self.config.update.advantage_scale),
             [r.masked for r in outcome.rewards],
             edits,
             num_edits=self.config.edits_per_step,

@@ -52,13 +52,24 @@ def span_scores(
     )
 
 
+def _policy_loss(
+    log_probs_BxC: Array, batch: UpdateBatch, mask_BxC: Array, config: UpdateConfig
+) -> tuple[Array, Array]:
+    """The loss of each token, and 1 where its ratio was bounded."""
+    given = (log_probs_BxC, batch.old_log_probs_BxC, batch.advantages_B, mask_BxC)
+    if config.policy_loss == "clipped":
+        return losses.grpo(*given, clip_low=config.clip_low, clip_high=config.clip_high)
+    return losses.truncated_policy_gradient(*given, truncate=config.truncate)
+
+
 def total_loss(
     decoder: Decoder, reference: Decoder, batch: UpdateBatch, config: UpdateConfig
 ) -> tuple[Array, dict[str, Array]]:
     """L = L_GRPO + kl * KL(pi || pi_ref) + counterfactual * L_CF, and the metrics of the step.
 
-    All three are divided by the number of tokens of the step: a token of an edited span weighs as much as a
-    token of GRPO, times `counterfactual`.
+    L_GRPO and the KL are aggregated as `aggregation` says. The counterfactual loss is divided by the number
+    of tokens of the step: with "token", a token of an edited span weighs as much as one of GRPO, times
+    `counterfactual`. Without KL no reference is scored, and the metric `kl` is 0.
 
     Rollouts and edited specs are scored in one pass, in the layout that sampled them.
     """
@@ -72,18 +83,26 @@ def total_loss(
     score = partial(completion_log_probs, temperature=config.temperature, chunk=SCORING_CHUNK)
     all_log_probs, all_entropy = score(decoder, *rows)
     log_probs_BxC = all_log_probs[:num_rollouts]
-    ref_log_probs_BxC, _ = score(reference, *(x[:num_rollouts] for x in rows))
 
     mask_BxC = losses.token_mask(batch.lengths_B, log_probs_BxC.shape[1]) & batch.kept_B[:, None]
-    policy, clip_fraction = losses.grpo(
-        log_probs_BxC, batch.old_log_probs_BxC, batch.advantages_B, mask_BxC, clip=config.clip
-    )
-    kl = losses.kl_to_reference(log_probs_BxC, ref_log_probs_BxC, mask_BxC)
+    per_token, was_clipped = _policy_loss(log_probs_BxC, batch, mask_BxC, config)
+    policy = losses.aggregate(per_token, mask_BxC, config.aggregation)
+    tokens = jnp.sum(mask_BxC.astype(jnp.float32))
+    kl = losses.Sum(jnp.float32(0), jnp.float32(1))
+    if config.kl:
+        ref_log_probs_BxC, _ = score(reference, *(x[:num_rollouts] for x in rows))
+        estimate = losses.kl_to_reference(
+            log_probs_BxC, ref_log_probs_BxC, mask_BxC, estimator=config.kl_estimator
+        )
+        kl = losses.aggregate(estimate, mask_BxC, config.aggregation)
     original_K, edited_K = span_scores(
         log_probs_BxC, all_log_probs[num_rollouts:], batch, normalise=config.normalise_spans
     )
-    spans = losses.counterfactual(original_K, edited_K, batch.contrast_K, batch.weight_K, tau=config.tau)
-    loss_cf = losses.Sum(spans.total, policy.weight).mean()
+    if config.counterfactual_form == "preference":
+        spans = losses.counterfactual(original_K, edited_K, batch.contrast_K, batch.weight_K, tau=config.tau)
+    else:
+        spans = losses.counterfactual_gradient(original_K, batch.contrast_K, batch.weight_K)
+    loss_cf = losses.Sum(spans.total, tokens).mean()
     loss = policy.mean() + config.kl * kl.mean() + config.counterfactual * loss_cf
     entropy = jnp.sum(jnp.where(mask_BxC, all_entropy[:num_rollouts], 0.0))
     log_ratio = jnp.where(mask_BxC, log_probs_BxC - batch.old_log_probs_BxC, 0.0)
@@ -92,8 +111,8 @@ def total_loss(
         "loss_grpo": policy.mean(),
         "loss_cf": loss_cf,
         "kl": kl.mean(),
-        "entropy": entropy / jnp.maximum(policy.weight, 1.0),
-        "clip_fraction": clip_fraction,
+        "entropy": entropy / jnp.maximum(tokens, 1.0),
+        "clip_fraction": jnp.sum(was_clipped) / jnp.maximum(tokens, 1.0),
         # How far scoring is from sampling: 0 up to rounding, or the two disagree.
         "sampling_gap": jnp.max(jnp.abs(log_ratio)),
     }

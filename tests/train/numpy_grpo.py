@@ -7,56 +7,90 @@ import math
 import numpy as np
 
 
-def advantages(rewards, group: int, floor: float = 0.2) -> np.ndarray:
-    """(r - mean) / max(std, floor) over a group's known rewards; 0 for unknown and for equal ones."""
+def advantages(rewards, group: int, floor: float = 0.2, scale: str = "group") -> np.ndarray:
+    """(r - mean) / divisor over a group's known rewards; 0 for unknown and for equal ones."""
     out = np.zeros(len(rewards))
+    everyone = [r for r in rewards if not math.isnan(r)]
     for start in range(0, len(rewards), group):
         rows = [i for i in range(start, start + group) if not math.isnan(rewards[i])]
         known = [rewards[i] for i in rows]
         if len(set(known)) < 2:
             continue
         mean = sum(known) / len(known)
-        std = math.sqrt(sum((r - mean) ** 2 for r in known) / len(known))
+        divisor = {"group": max(_std(known), floor), "batch": max(_std(everyone), floor), "none": 1.0}[scale]
         for i in rows:
-            out[i] = (rewards[i] - mean) / max(std, floor)
+            out[i] = (rewards[i] - mean) / divisor
     return out
 
 
-def grpo(log_probs, old, advantage, mask, clip: float):
-    """Mean over the unmasked tokens of -min(rho A, clip(rho) A): (loss, its gradient, clipped share)."""
-    total, count, clipped_tokens = 0.0, 0, 0
+def _std(values) -> float:
+    mean = sum(values) / len(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / len(values))
+
+
+def token_weights(mask, how: str = "token") -> np.ndarray:
+    """What the loss of each token is multiplied with: they are what its kind of mean divides by."""
+    mask = np.asarray(mask, bool)
+    out = np.zeros(mask.shape)
+    specs = sum(any(row) for row in mask)
+    for b, row in enumerate(mask):
+        for t, seen in enumerate(row):
+            if seen:
+                divisors = {"token": mask.sum(), "sequence": specs * row.sum(), "constant": specs * len(row)}
+                out[b, t] = 1.0 / divisors[how]
+    return out
+
+
+def grpo(log_probs, old, advantage, mask, low: float, high: float | None = None, how: str = "token"):
+    """-min(rho A, clip(rho) A), summed with the weights of its mean: (loss, its gradient, clipped share)."""
+    total, clipped_tokens = 0.0, 0
+    weights = token_weights(mask, how)
     gradient = np.zeros(np.shape(log_probs))
     for b in range(len(log_probs)):
         for t in range(len(log_probs[b])):
             if not mask[b][t]:
                 continue
-            count += 1
             rho = math.exp(log_probs[b][t] - old[b][t])
             a = advantage[b]
-            bounded = min(max(rho, 1 - clip), 1 + clip)
+            bounded = min(max(rho, 1 - low), 1 + (low if high is None else high))
             if bounded * a < rho * a:
                 clipped_tokens += 1
-                total -= bounded * a  # flat: no gradient
+                total -= weights[b][t] * bounded * a  # flat: no gradient
             else:
-                total -= rho * a
-                gradient[b][t] = -rho * a
-    count = max(count, 1)
-    return total / count, gradient / count, clipped_tokens / count
+                total -= weights[b][t] * rho * a
+                gradient[b][t] = -weights[b][t] * rho * a
+    return total, gradient, clipped_tokens / max(np.sum(mask), 1)
 
 
-def kl(log_probs, ref, mask):
-    """Mean over the unmasked tokens of exp(d) - d - 1, d = log pi_ref - log pi: (value, gradient)."""
+def truncated(log_probs, old, advantage, mask, truncate: float, how: str = "token"):
+    """-min(rho, truncate) A log pi, the weight held fixed: (loss, its gradient, truncated share)."""
     total, count = 0.0, 0
+    weights = token_weights(mask, how)
     gradient = np.zeros(np.shape(log_probs))
     for b in range(len(log_probs)):
         for t in range(len(log_probs[b])):
             if mask[b][t]:
-                count += 1
+                rho = math.exp(log_probs[b][t] - old[b][t])
+                count += rho > truncate
+                gradient[b][t] = -weights[b][t] * min(rho, truncate) * advantage[b]
+                total += gradient[b][t] * log_probs[b][t]
+    return total, gradient, count / max(np.sum(mask), 1)
+
+
+def kl(log_probs, ref, mask, estimator: str = "k3", how: str = "token"):
+    """Schulman's estimates from d = log pi_ref - log pi: (value, gradient)."""
+    total = 0.0
+    weights = token_weights(mask, how)
+    gradient = np.zeros(np.shape(log_probs))
+    for b in range(len(log_probs)):
+        for t in range(len(log_probs[b])):
+            if mask[b][t]:
                 d = ref[b][t] - log_probs[b][t]
-                total += math.exp(d) - d - 1
-                gradient[b][t] = 1 - math.exp(d)
-    count = max(count, 1)
-    return total / count, gradient / count
+                value = {"k1": -d, "k2": d * d / 2, "k3": math.exp(d) - d - 1}[estimator]
+                slope = {"k1": 1.0, "k2": -d, "k3": 1 - math.exp(d)}[estimator]
+                total += weights[b][t] * value
+                gradient[b][t] = weights[b][t] * slope
+    return total, gradient
 
 
 def counterfactual(originals, editeds, contrasts, weights, tau: float):
@@ -74,6 +108,16 @@ def counterfactual(originals, editeds, contrasts, weights, tau: float):
         by_original[k], by_edited[k] = slope, -slope
     weight = weight or 1.0
     return total / weight, by_original / weight, by_edited / weight
+
+
+def counterfactual_gradient(originals, contrasts, weights):
+    """Weighted mean of -D s: (loss, dloss/ds)."""
+    used = [k for k in range(len(originals)) if weights[k]]
+    weight = sum(weights[k] for k in used) or 1.0
+    by_original = np.zeros(len(originals))
+    for k in used:
+        by_original[k] = -weights[k] * contrasts[k] / weight
+    return sum(by_original[k] * originals[k] for k in used), by_original
 
 
 def span_score(log_probs, first: int, last: int, normalise: bool) -> float:

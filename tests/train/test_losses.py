@@ -26,21 +26,68 @@ def _random_case(seed: int = 0, batch: int = 6, steps: int = 9):
     return new, old, ref, advantage, mask
 
 
-def test_grpo_equals_the_plain_reference_in_value_and_gradient():
+def _grpo(log_probs, old, advantage, mask, how="token", low=CLIP, high=CLIP):
+    per_token, _ = losses.grpo(log_probs, old, advantage, mask, clip_low=low, clip_high=high)
+    return losses.aggregate(per_token, mask, how).mean()
+
+
+def _kl(log_probs, ref, mask, estimator="k3", how="token"):
+    return losses.aggregate(
+        losses.kl_to_reference(log_probs, ref, mask, estimator=estimator), mask, how
+    ).mean()
+
+
+AGGREGATIONS = ("token", "sequence", "constant")
+
+
+@pytest.mark.parametrize("how", AGGREGATIONS)
+@pytest.mark.parametrize("bounds", [(0.2, 0.2), (0.2, 0.28), (0.1, 0.4)])
+def test_grpo_equals_the_plain_reference_in_value_and_gradient(how, bounds):
     new, old, _, advantage, mask = _random_case()
+    low, high = bounds
     ratio = np.exp(new - old)[mask]
-    assert (ratio > 1 + CLIP).any()
-    assert (ratio < 1 - CLIP).any()
-    expected, gradient, share = numpy_grpo.grpo(new, old, advantage, mask, CLIP)
+    assert (ratio > 1 + high).any()
+    assert (ratio < 1 - low).any()
+    expected, gradient, share = numpy_grpo.grpo(new, old, advantage, mask, low, high, how)
+    value, found = jax.value_and_grad(_grpo)(jnp.asarray(new), old, advantage, mask, how, low, high)
+    assert float(value) == pytest.approx(expected, abs=1e-5)
+    np.testing.assert_allclose(found, gradient, atol=1e-5)
+    _, clipped = losses.grpo(new, old, advantage, mask, clip_low=low, clip_high=high)
+    assert float(clipped.sum()) / mask.sum() == pytest.approx(share)
+    assert not np.asarray(found)[~mask].any()
+
+
+def test_the_kinds_of_mean_differ_in_what_a_long_spec_weighs():
+    mask = np.array([[True, True, True, True], [True, False, False, False], [False] * 4])
+    one_each = jnp.where(mask, 1.0, 0.0)
+    gradient = {
+        how: jax.grad(lambda x, how=how: losses.aggregate(x, mask, how).mean())(one_each)
+        for how in AGGREGATIONS
+    }
+    shares = {how: np.where(mask, g, 0).sum(axis=-1) for how, g in gradient.items()}
+    np.testing.assert_allclose(shares["token"], [0.8, 0.2, 0])
+    np.testing.assert_allclose(shares["sequence"], [0.5, 0.5, 0])  # the third has no token: it is in no mean
+    np.testing.assert_allclose(shares["constant"], [0.5, 0.125, 0])  # of 2 specs x 4 slots
+
+
+@pytest.mark.parametrize("how", AGGREGATIONS)
+def test_the_truncated_loss_equals_the_plain_reference(how):
+    new, old, _, advantage, mask = _random_case()
+    truncate = 1.2
+    expected, gradient, share = numpy_grpo.truncated(new, old, advantage, mask, truncate, how)
+    assert 0 < share < 1
 
     def loss(log_probs):
-        return losses.grpo(log_probs, old, advantage, mask, clip=CLIP)[0].mean()
+        found = losses.truncated_policy_gradient(log_probs, old, advantage, mask, truncate=truncate)
+        return losses.aggregate(found[0], mask, how).mean()
 
     value, found = jax.value_and_grad(loss)(jnp.asarray(new))
     assert float(value) == pytest.approx(expected, abs=1e-5)
     np.testing.assert_allclose(found, gradient, atol=1e-5)
-    assert float(losses.grpo(new, old, advantage, mask, clip=CLIP)[1]) == pytest.approx(share)
-    assert not np.asarray(found)[~mask].any()
+    _, bounded = losses.truncated_policy_gradient(new, old, advantage, mask, truncate=truncate)
+    assert float(bounded.sum()) / mask.sum() == pytest.approx(share)
+    # A clipped token stands still, a truncated one goes on.
+    assert np.asarray(found)[np.asarray(bounded) > 0].all()
 
 
 @pytest.mark.parametrize(
@@ -52,26 +99,49 @@ def test_clipping_stops_only_the_way_further_out(advantage, log_ratio, moves):
 
     def loss(log_probs):
         mask = jnp.ones((1, 1), bool)
-        return losses.grpo(log_probs, old, jnp.array([advantage]), mask, clip=CLIP)[0].mean()
+        return _grpo(log_probs, old, jnp.array([advantage]), mask)
 
     gradient = float(jax.grad(loss)(old + log_ratio)[0, 0])
     assert gradient == pytest.approx(-advantage * np.exp(log_ratio) if moves else 0.0, abs=1e-6)
 
 
-def test_kl_equals_the_plain_reference_in_value_and_gradient():
+@pytest.mark.parametrize("how", AGGREGATIONS)
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_equals_the_plain_reference_in_value_and_gradient(estimator, how):
     new, _, ref, _, mask = _random_case(1)
-    expected, gradient = numpy_grpo.kl(new, ref, mask)
-    value, found = jax.value_and_grad(lambda x: losses.kl_to_reference(x, ref, mask).mean())(jnp.asarray(new))
+    expected, gradient = numpy_grpo.kl(new, ref, mask, estimator, how)
+    value, found = jax.value_and_grad(_kl)(jnp.asarray(new), ref, mask, estimator, how)
     assert float(value) == pytest.approx(expected, abs=1e-5)
     np.testing.assert_allclose(found, gradient, atol=1e-5)
 
 
-def test_kl_of_far_apart_policies_is_finite_with_its_gradient():
+def test_the_estimates_of_kl_over_many_samples():
+    """k1 and k3 have the mean KL(pi || pi_ref); the gradient of k2 is that of the KL, that of k1 is 0."""
+    logits, ref_logits = jnp.array([0.3, -0.2, 0.9, 0.0]), jnp.array([0.0, 0.4, 0.5, -0.3])
+    p, q = jax.nn.softmax(logits), jax.nn.softmax(ref_logits)
+    tokens = jax.random.categorical(jax.random.key(0), logits, shape=(200_000,))
+    mask = jnp.ones((1, len(tokens)), bool)
+
+    def estimate(logits, estimator):
+        return _kl(jax.nn.log_softmax(logits)[tokens][None], jnp.log(q)[tokens][None], mask, estimator)
+
+    def exact(logits):
+        p = jax.nn.softmax(logits)
+        return jnp.sum(p * (jnp.log(p) - jnp.log(q)))
+
+    for estimator in ("k1", "k3"):
+        assert float(estimate(logits, estimator)) == pytest.approx(
+            float(jnp.sum(p * jnp.log(p / q))), abs=0.005
+        )
+    np.testing.assert_allclose(jax.grad(estimate)(logits, "k2"), jax.grad(exact)(logits), atol=0.005)
+    np.testing.assert_allclose(jax.grad(estimate)(logits, "k1"), 0, atol=0.005)
+
+
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+def test_kl_of_far_apart_policies_is_finite_with_its_gradient(estimator):
     far = jnp.array([[-500.0, -1e-6]])
     mask = jnp.ones((1, 2), bool)
-    value, gradient = jax.value_and_grad(lambda x: losses.kl_to_reference(x, jnp.zeros((1, 2)), mask).mean())(
-        far
-    )
+    value, gradient = jax.value_and_grad(_kl)(far, jnp.zeros((1, 2)), mask, estimator)
     assert np.isfinite(value)
     assert np.isfinite(gradient).all()
 
@@ -85,9 +155,10 @@ def test_kl_of_far_apart_policies_is_finite_with_its_gradient():
         ([0.1 + 0.2, 0.3], 2),  # differ by one ulp: not equal, and finite
     ],
 )
-def test_advantages_equal_the_plain_reference(rewards, group):
-    found = losses.group_advantages(np.array(rewards, float), group)
-    np.testing.assert_allclose(found, numpy_grpo.advantages(rewards, group), atol=1e-5)
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+def test_advantages_equal_the_plain_reference(rewards, group, scale):
+    found = losses.group_advantages(np.array(rewards, float), group, scale=scale)
+    np.testing.assert_allclose(found, numpy_grpo.advantages(rewards, group, scale=scale), atol=1e-5)
     assert np.isfinite(found).all()
 
 
@@ -125,21 +196,23 @@ def test_a_fully_masked_batch_has_loss_zero_and_zero_gradients():
     nothing = np.zeros_like(mask)
 
     def loss(log_probs):
-        grpo = losses.grpo(log_probs, old, advantage, nothing, clip=CLIP)[0].mean()
-        return grpo + losses.kl_to_reference(log_probs, ref, nothing).mean()
+        return _grpo(log_probs, old, advantage, nothing) + _kl(log_probs, ref, nothing)
 
     value, gradient = jax.value_and_grad(loss)(jnp.asarray(new))
     assert float(value) == 0
     assert not np.asarray(gradient).any()
 
 
+@pytest.mark.parametrize("how", AGGREGATIONS)
 @pytest.mark.parametrize("junk", [-np.inf, np.inf, NAN])
-def test_junk_in_the_padding_reaches_neither_value_nor_gradient(junk):
+def test_junk_in_the_padding_reaches_neither_value_nor_gradient(junk, how):
     new, old, ref, advantage, mask = _random_case()
 
     def loss(log_probs, old, ref):
-        grpo = losses.grpo(log_probs, old, advantage, mask, clip=CLIP)[0].mean()
-        return grpo + losses.kl_to_reference(log_probs, ref, mask).mean()
+        truncated, _ = losses.truncated_policy_gradient(log_probs, old, advantage, mask, truncate=1.5)
+        kl = sum(_kl(log_probs, ref, mask, estimator, how) for estimator in ("k1", "k2", "k3"))
+        grpo = _grpo(log_probs, old, advantage, mask, how)
+        return grpo + losses.aggregate(truncated, mask, how).mean() + kl
 
     clean = jax.value_and_grad(loss)(jnp.asarray(new), old, ref)
     dirty = jax.value_and_grad(loss)(
@@ -225,6 +298,19 @@ def test_the_counterfactual_loss_equals_the_plain_reference(normalise):
     for t in range(2, 5):
         slope = by_original[0] / (3 if normalise else 1)
         np.testing.assert_allclose(gradient[1, t], slope * (np.eye(VOCAB)[tokens[t]] - p[t]), atol=1e-5)
+
+
+def test_the_gradient_form_of_the_credit_equals_the_plain_reference():
+    scores, contrasts, weights = [-1.5, -0.3, -9.0], [0.8, -0.4, NAN], [1.0, 1.0, 0.0]
+
+    def loss(scores):
+        found = losses.counterfactual_gradient(scores, jnp.array(contrasts), jnp.array(weights))
+        return found.mean()
+
+    value, gradient = jax.value_and_grad(loss)(jnp.array(scores))
+    expected, by_original = numpy_grpo.counterfactual_gradient(scores, contrasts, weights)
+    assert float(value) == pytest.approx(expected, abs=1e-6)
+    np.testing.assert_allclose(gradient, by_original, atol=1e-6)
 
 
 @pytest.mark.parametrize(

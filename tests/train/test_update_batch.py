@@ -1,6 +1,7 @@
 """Edits in tokens, the arrays of an update, and the update itself."""
 
 import random
+from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -214,7 +215,7 @@ def test_the_first_update_has_no_sampling_gap_and_later_losses_equal_the_referen
     steps = new.shape[1]
     mask = (np.arange(steps)[None] < batch.lengths_B[:, None]) & batch.kept_B[:, None]
     expected, _, share = numpy_grpo.grpo(
-        new[:8], batch.old_log_probs_BxC.astype(float), batch.advantages_B, mask, config.clip
+        new[:8], batch.old_log_probs_BxC.astype(float), batch.advantages_B, mask, config.clip_low
     )
     kl, _ = numpy_grpo.kl(new[:8], ref[:8], mask)
     s = [
@@ -265,3 +266,36 @@ def test_grpo_leaves_edited_rows_alone_and_the_credit_leaves_masked_rollouts_alo
     loss = jax.jit(lambda b: total_loss(policy.decoder, policy.decoder, b, config)[0])
     assert float(loss(batch)) == pytest.approx(float(loss(other)), abs=1e-7)
     assert jnp.isfinite(loss(batch))
+
+
+OPTIONS = [
+    {"policy_loss": "truncated", "truncate": 1.01},
+    {"clip_high": 0.01},
+    {"aggregation": "sequence"},
+    {"aggregation": "constant"},
+    {"kl_estimator": "k1"},
+    {"kl_estimator": "k2"},
+    {"kl": 0.0},
+    {"counterfactual_form": "gradient"},
+]
+
+
+def test_every_option_of_the_update_changes_it(sampled, monkeypatch):
+    """On made-up scores, where ratios and KL are not trivial; what each option is, test_losses tells."""
+    _, batch = sampled
+    rng = np.random.default_rng(0)
+    rows = len(batch.lengths_B) + len(batch.source_K)
+    scores = {name: jnp.asarray(-rng.uniform(0, 3, (rows, batch.completions_BxC.shape[1]))) for name in "pr"}
+
+    def score(name, prompts, *_, **__):
+        return scores[name][: len(prompts)].astype(jnp.float32), jnp.ones_like(scores[name][: len(prompts)])
+
+    monkeypatch.setattr("lemon_jax.train.update.completion_log_probs", score)
+    plain = UpdateConfig(kl=0.1)
+    batch = batch._replace(old_log_probs_BxC=batch.old_log_probs_BxC * 0 - 1.5)
+    found = [
+        float(total_loss("p", "r", batch, replace(plain, **options))[0])  # type: ignore[arg-type]
+        for options in [{}, *OPTIONS]
+    ]
+    assert np.isfinite(found).all()
+    assert len({round(value, 5) for value in found}) == len(found), found
