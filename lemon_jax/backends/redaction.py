@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from urllib.parse import quote
 
 _LOOKS_SECRET = re.compile(
-    r"\bbearer\s+\S+|\bsk-[\w-]{8,}|(?<=://)[^/\s@]+@"
+    r"\bbearer\s+\S+|\b(?:sk-|gsk_|hf_|AIza|AKIA|eyJ)[\w.-]{8,}|(?<=://)[^/\s@]+@"
     r"|(?<=[?&])[\w-]{0,40}(?:key|token|secret|password|signature)[\w-]{0,40}=[^\s&'\"]+",
     re.IGNORECASE,
 )
@@ -21,8 +21,11 @@ def secret_forms(secrets: Sequence[str]) -> tuple[str, ...]:
     """The secrets as a server may send them back: plain, escaped for JSON or a URL, in base64."""
     forms = set()
     for secret in filter(None, secrets):
-        forms |= {secret, json.dumps(secret)[1:-1], quote(secret, safe="")}
-        forms.add(base64.b64encode(secret.encode()).decode())
+        escaped = quote(secret, safe="")
+        forms |= {secret, json.dumps(secret)[1:-1], escaped}
+        forms.add(re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), escaped))
+        # Of the whole header too: inside it the base64 of the key is another.
+        forms |= {base64.b64encode(text.encode()).decode() for text in (secret, f"Bearer {secret}")}
     return tuple(sorted(forms, key=lambda form: (-len(form), form)))  # a part of another comes after it
 
 

@@ -14,21 +14,26 @@ from typing import Any
 
 from lemon_jax.backends.types import Finish, Reply, Request
 
-# llama.cpp, LM Studio, Ollama, and OpenAI or vLLM, in this order.
+# llama.cpp, LM Studio, Ollama, OpenAI or vLLM, SGLang, Anthropic, Gemini and TGI, in this order.
 _OVERFLOW = re.compile(
     r"exceed_context_size_error|exceeds? the available context size|context size has been exceeded"
     r"|tokens when context the overflows|context length of only"
     r"|exceeds? (?:the )?(?:maximum )?(?:model'?s )?context (?:length|window)|input length exceeds"
-    r"|context_length_exceeded|maximum context length",
+    r"|context_length_exceeded|context length exceeded|maximum context length"
+    r"|longer than the model'?s context length|prompt is too long"
+    r"|input token count.{0,40}exceeds the maximum number of tokens"
+    r"|`inputs` tokens \+ `max_new_tokens` must be",
     re.IGNORECASE,
 )
 # How these say how much was asked for and how much there is room for.
 _PROMPT_SIZE = re.compile(
-    r"(?:n_prompt_tokens\W{1,4}|resulted in |requested |request \(|keep the first |request has )(\d{1,9})",
+    r"(?:n_prompt_tokens\W{1,4}|resulted in |requested |request \(|keep the first |request has"
+    r"|the input \(|prompt is too long: )(\d{1,9})",
     re.IGNORECASE,
 )
 _CONTEXT_SIZE = re.compile(
-    r"(?:n_ctx\W{1,4}|maximum context length is |context length of only |available context size \()(\d{1,9})",
+    r"(?:n_ctx\W{1,4}|maximum context length is |context length of only |available context size \("
+    r"|model'?s context length \(|tokens > )(\d{1,9})",
     re.IGNORECASE,
 )
 # Of errors that come as 5xx or 200: the server, or who stands in front of it, has too much to do.
@@ -38,6 +43,10 @@ _OVERLOADED = re.compile(
 _OVERLOAD_STATUSES = (429, 503, 529)
 # A prompt shorter than this fits every server's default context, so it is never judged as cut.
 _LONG_PROMPT_TOKENS = 512
+_MOST_TOKENS = 10**9  # of one call; a count beyond it is no count
+# Why a reply ended before its end, as other dialects than OpenAI's say it.
+_CUT = ("length", "max_tokens", "model_length")
+_BROKEN_OFF = ("abort", "aborted", "cancelled", "canceled")
 MANY = 1_000_000  # retries of a fault that only the client's own limit ends
 
 
@@ -152,18 +161,22 @@ def read_reply(text: str, request: Request, seconds: float) -> Reply:
     """
     parsed = parse_json(text)
     if not isinstance(parsed, dict):
-        if text.startswith(("data:", "event:")):
+        if text.lstrip().startswith(("data:", "event:", "id:", ":")):  # the fields of server-sent events
             raise Fault(kind="streamed reply", detail=f"stream=false was asked for: {text}", retries=0)
         raise Fault(kind="malformed reply", detail=text, retries=MANY)
     choices = parsed.get("choices")
     if parsed.get("error"):
         raise overflow_fault(text) or _server_error(text)
     if not isinstance(choices, list) or not choices:
-        raise Fault(kind="empty response", detail=text, retries=1)
+        # Without choices the body is all the server's own words, and no reply that speaks of contexts.
+        raise overflow_fault(text) or Fault(kind="empty response", detail=text, retries=1)
     choice = choices[0] if isinstance(choices[0], dict) else {}
     message, reason = choice.get("message"), choice.get("finish_reason")
     if choice.get("error") or reason == "error":  # a router's way to pass on what its provider said
         raise overflow_fault(text) or _server_error(text)
+    reason = reason.lower() if isinstance(reason, str) else reason
+    if reason in _BROKEN_OFF:
+        raise _server_error(text)
     if not isinstance(message, dict):
         raise Fault(kind="malformed reply", detail=text, retries=MANY)
     if reason == "content_filter":
@@ -171,12 +184,18 @@ def read_reply(text: str, request: Request, seconds: float) -> Reply:
     content = _content(message.get("content"))
     usage = parsed.get("usage")
     usage = usage if isinstance(usage, dict) else {}
-    prompt_tokens, generated = _count(usage.get("prompt_tokens")), _count(usage.get("completion_tokens"))
+    # No prompt has 0 tokens.
+    prompt_tokens, generated = (
+        _count(usage.get("prompt_tokens")) or None,
+        _count(usage.get("completion_tokens")),
+    )
     long_prompt = prompt_estimate(request) >= _LONG_PROMPT_TOKENS
     if not content and generated == 0 and long_prompt:
         # LM Studio answers an overlong prompt with 200 and no text at all.
         raise Fault(kind="context overflow", detail="status 200 without a single token", retries=0)
-    finish: Finish = "length" if reason == "length" else "stop"
+    if content and generated == 0:  # some say 0 where they do not count
+        generated = None
+    finish: Finish = "length" if reason in _CUT else "stop"
     return Reply(
         text=content, finish=finish, prompt_tokens=prompt_tokens, generated_tokens=generated, seconds=seconds
     )
@@ -219,4 +238,7 @@ def _content(content: Any) -> str:
 
 
 def _count(value: Any) -> int | None:
-    return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None
+    """A number of tokens, or None where the server says nothing that could be one."""
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_TOKENS:
+        return None
+    return value

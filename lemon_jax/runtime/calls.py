@@ -85,7 +85,9 @@ class Caller:
                 measured.reply, error=f"{measured.reply.error} (measuring the role's fixed prefix)"
             )
             return [_count(key, lost, 0) for key in keys]
-        return [_count(key, replies[key], measured.prompt_tokens) for key in keys]
+        calls = [_count(key, replies[key], measured.prompt_tokens) for key in keys]
+        # A prefix of unknown length makes the price of the prompt unknown.
+        return [replace(call, unmetered=call.unmetered or measured.unmetered) for call in calls]
 
     async def _round(self, wanted: dict[str, Request], scope: str) -> dict[str, Reply]:
         """Look up, send, and wait for what others have sent already; in that order, so that no two wait

@@ -29,6 +29,8 @@ class Checkpoints:
 
     def __init__(self, folder: Path):
         self.folder = folder.resolve()
+        for half in sorted(self.folder.glob("*.orbax-checkpoint-tmp*")):
+            log.warning("%s: a save that did not end; it is removed", half)
         self._checkpointer = ocp.training.Checkpointer(
             self.folder,
             preservation_policy=ocp.training.preservation_policies.LatestN(KEEP),
@@ -53,20 +55,26 @@ class Checkpoints:
     def restore(self, like: TrainState, sampler: EditSampler) -> tuple[int, TrainState, EditSampler] | None:
         """The newest readable checkpoint as (steps done, state, edit sampler); None if there is none.
 
-        Damaged ones are skipped with a warning that names them. Raises LemonError if all are damaged.
+        Damaged ones are skipped with a warning that names them. Raises LemonError if all are damaged, or if
+        the newest readable one holds another tree: with every difference in keys, shapes and dtypes.
         """
         steps = sorted((c.step for c in self._checkpointer.checkpoints), reverse=True)
         template = jax.tree.map(_abstract, _tree(0, like, sampler))
         for step in steps:
             try:
+                found = self._checkpointer.metadata(step).metadata
+            except Exception as error:  # as below
+                self._skipped(step, error)
+                continue
+            if differences := _differences(found, template):
+                raise LemonError(
+                    f"{self.folder / str(step)}: holds another model or optimiser than this run's: "
+                    f"{'; '.join(differences)}; resume with the policy and preset that the run began with"
+                )
+            try:
                 tree = self._checkpointer.load(step, template)
             except Exception as error:  # whatever a damaged file raises inside the library
-                reason = str(error).strip().splitlines()
-                log.warning(
-                    "%s: skipped a damaged checkpoint (%s)",
-                    self.folder / str(step),
-                    reason[0][:160] if reason else type(error).__name__,
-                )
+                self._skipped(step, error)
                 continue
             sums, weights = (tuple(map(float, row)) for row in np.asarray(tree["edit_sampler"]))
             restored = TrainState(params=tree["params"], opt_state=tree["opt_state"])
@@ -74,6 +82,14 @@ class Checkpoints:
         if steps:
             raise LemonError(f"{self.folder}: all {len(steps)} checkpoints are damaged; start a new run")
         return None
+
+    def _skipped(self, step: int, error: Exception) -> None:
+        reason = str(error).strip().splitlines()
+        log.warning(
+            "%s: skipped a damaged checkpoint (%s)",
+            self.folder / str(step),
+            reason[0][:160] if reason else type(error).__name__,
+        )
 
     def close(self) -> None:
         self._checkpointer.close()
@@ -92,3 +108,25 @@ def _abstract(leaf: Any) -> Any:
     if isinstance(leaf, np.ndarray):
         return leaf
     return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf.sharding)
+
+
+def _leaves(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and dtype of each leaf by its dotted name, of a tree or of what a file says of one."""
+
+    def name(path: tuple[Any, ...]) -> str:
+        keys = (next(getattr(k, a) for a in ("key", "idx", "name") if hasattr(k, a)) for k in path)
+        return ".".join(map(str, keys))
+
+    flat, _ = jax.tree_util.tree_flatten_with_path(tree)
+    return {name(path): (tuple(leaf.shape), str(np.dtype(leaf.dtype))) for path, leaf in flat}
+
+
+def _differences(found: Any, expected: Any) -> list[str]:
+    """What a checkpoint's tree has otherwise than the one that is wanted, leaf by leaf."""
+    there, wanted = _leaves(found), _leaves(expected)
+    out = [f"{name} is missing" for name in sorted(wanted.keys() - there.keys())]
+    out += [f"{name} is unexpected" for name in sorted(there.keys() - wanted.keys())]
+    for name in sorted(wanted.keys() & there.keys()):
+        for what, a, b in zip(("shape", "dtype"), there[name], wanted[name], strict=True):
+            out += [f"{name} has {what} {a}, expected {b}"] if a != b else []
+    return out

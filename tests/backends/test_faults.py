@@ -173,6 +173,32 @@ OVERFLOWS = {
         },
         (4500, 4096),
     ),
+    "SGLang": (
+        400,
+        {"message": "The input (5000 tokens) is longer than the model's context length (4096 tokens)."},
+        (5000, 4096),
+    ),
+    "Anthropic": (
+        400,
+        {"error": {"message": "prompt is too long: 213000 tokens > 200000 maximum"}},
+        (213000, 200000),
+    ),
+    "Gemini": (
+        400,
+        {
+            "error": {
+                "message": "The input token count (9000) exceeds the maximum number of tokens allowed (8192)."
+            }
+        },
+        None,
+    ),
+    "TGI": (422, {"error": "`inputs` tokens + `max_new_tokens` must be <= 4096. Given: 5000"}, None),
+    "200 with an error": (200, {"error": "context length exceeded"}, None),
+    "200 without choices": (
+        200,
+        {"object": "error", "message": "This model's maximum context length is 4096 tokens."},
+        None,
+    ),
     "code alone": (400, {"error": {"code": "context_length_exceeded"}}, None),
 }
 
@@ -256,10 +282,11 @@ def test_streaming_is_never_asked_for():
     assert [body["stream"] for body in state["bodies"]] == [False]
 
 
-def test_a_stream_all_the_same_is_named():
-    chunk = 'data: {"choices": [{"delta": {"content": "5"}}]}\n\ndata: [DONE]\n\n'
+@pytest.mark.parametrize("begin", ["", ": keep-alive\n\n", "id: 1\n", "\n\n", "event: message\n"])
+def test_a_stream_all_the_same_is_named(begin):
+    chunk = begin + 'data: {"choices": [{"delta": {"content": "5"}}]}\n\ndata: [DONE]\n\n'
     (reply,), state, _ = timed([(200, chunk.encode(), {"Content-Type": "text/event-stream"})])
-    assert reply.error.startswith("streamed reply: stream=false was asked for: data: {")
+    assert reply.error.startswith("streamed reply: stream=false was asked for: ")
     assert len(state["bodies"]) == 1
 
 
@@ -273,6 +300,18 @@ def test_reasoning_alone_is_no_answer_and_is_warned_of_once(field, finish, caplo
     (record,) = caplog.records
     assert "reasoning and no answer" in record.message
     assert "max_tokens" in record.message
+
+
+@pytest.mark.parametrize("reason", ["length", "max_tokens", "MAX_TOKENS", "model_length"])
+def test_a_reply_that_was_cut_says_so_in_every_dialect(reason):
+    (reply,), _, _ = timed([chat("half", finish=reason)])
+    assert (reply.text, reply.finish) == ("half", "length")
+
+
+@pytest.mark.parametrize("reason", ["abort", "cancelled"])
+def test_a_reply_that_was_broken_off_is_asked_for_again(reason):
+    (reply,), state, _ = timed([chat("ha", finish=reason), chat("whole")])
+    assert (reply.text, reply.finish, len(state["bodies"])) == ("whole", "stop", 2)
 
 
 def test_an_empty_reply_without_reasoning_is_not_warned_of(caplog):
@@ -303,6 +342,8 @@ def test_a_routers_error_within_a_choice_is_retried(choice):
         {"prompt_tokens": None},
         {"prompt_tokens": -1, "completion_tokens": 2.5},
         {"prompt_tokens": True},
+        {"prompt_tokens": 10**400, "completion_tokens": 10**10},
+        {"prompt_tokens": 0, "completion_tokens": 0},
     ],
 )
 def test_usage_that_says_nothing_is_unknown(usage):

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import logging
+import re
 from pathlib import Path
 from urllib.parse import quote
 
@@ -29,6 +30,8 @@ def forms(key=KEY):
         "plain": key,
         "json": json.dumps(key)[1:-1],
         "url": quote(key, safe=""),
+        "url, lower case": re.sub("%[0-9A-F]{2}", lambda code: code[0].lower(), quote(key, safe="")),
+        "header in base64": base64.b64encode(f"Bearer {key}".encode()).decode(),
         "base64": base64.b64encode(key.encode()).decode(),
         "header": f"Authorization: Bearer {key}",
         "spread": json.dumps({"a": [key, {"b": f"x{key}y"}]}),
@@ -166,5 +169,13 @@ def test_redact():
     assert redact("http://u:p@h/ and sk-0123456789") == "http://[redacted]h/ and [redacted]"
     assert redact("GET /v1?api_key=abc&n=1 or ?Token=x") == "GET /v1?[redacted]&n=1 or ?[redacted]"
     assert redact("x" * 300) == "x" * 200
+    for other in (
+        "gsk_abcdefgh1",
+        "hf_abcdefgh12",
+        "AIzaSyA-1234567",
+        "AKIAABCDEFGH",
+        "eyJhbGciOi.eyJzdWIi.x-y",
+    ):
+        assert redact(f"provider key {other} is wrong") == "provider key [redacted] is wrong"
     assert redact("abcdef abc", secret_forms(["abc", "abcdef"])) == "[redacted] [redacted]"
     assert secret_forms(["", ""]) == ()

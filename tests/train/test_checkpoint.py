@@ -142,13 +142,37 @@ def test_all_damaged_is_an_error(saved, start):
         _restore(saved, start)
 
 
-def test_what_a_kill_left_half_written_is_no_checkpoint(saved, start):
+def test_what_a_kill_left_half_written_is_no_checkpoint(saved, start, caplog):
     """A save writes into a temporary folder and renames it; a kill leaves that folder behind."""
     left = saved / "3.orbax-checkpoint-tmp-1234"
     shutil.copytree(saved / "2", left)
     _payload(saved, "3.orbax-checkpoint-tmp-1234")[0].unlink()
-    assert _restore(saved, start)[0] == 2
+    with caplog.at_level(logging.WARNING, logger="lemon_jax.train.checkpoint"):
+        assert _restore(saved, start)[0] == 2
+    assert [str(left) in record.getMessage() for record in caplog.records] == [True]
     checkpoints = Checkpoints(saved)
     checkpoints.save(3, _state(start, 3), SAMPLER)
     checkpoints.close()
     assert _restore(saved, start)[0] == 3
+
+
+@pytest.mark.parametrize(
+    ("other", "named"),
+    [
+        ({"num_layers": 2}, ["params.layers.1.mlp.up.value is missing", "opt_state.1.0.mu.layers.1"]),
+        ({"num_layers": 1, "mlp_dim": 32}, ["mlp.up.value has shape (32, 64), expected (32, 32)"]),
+        ({"num_layers": 1, "qkv_bias": True}, ["params.layers.0.attention.q_bias.value is missing"]),
+    ],
+)
+def test_a_sound_checkpoint_of_another_model_names_every_difference(saved, other, named):
+    _, params = nnx.split(Decoder(replace(PRESETS["tiny"], **other), rngs=nnx.Rngs(0)))
+    with pytest.raises(LemonError, match="holds another model or optimiser") as error:
+        _restore(saved, init_state(params, CONFIG))
+    assert all(text in str(error.value) for text in named)
+    assert "damaged" not in str(error.value)
+
+
+def test_another_dtype_is_refused_and_not_rounded(saved, start):
+    rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, start)
+    with pytest.raises(LemonError, match="has dtype float32, expected bfloat16"):
+        _restore(saved, rounded)
