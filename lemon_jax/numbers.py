@@ -22,13 +22,14 @@ _MAX_DIGITS = 60  # longer digit strings are noise (and int() refuses more than 
 _VULGAR = {"½": "1/2", "⅓": "1/3", "⅔": "2/3", "¼": "1/4", "¾": "3/4", "⅕": "1/5", "⅖": "2/5", "⅗": "3/5",
            "⅘": "4/5", "⅙": "1/6", "⅚": "5/6", "⅛": "1/8", "⅜": "3/8", "⅝": "5/8", "⅞": "7/8"}  # fmt: skip
 _CHARACTERS = str.maketrans(
-    dict.fromkeys("−–‒﹣－", "-")
+    dict.fromkeys("−–‒﹣－‐‑⁻˗", "-")
     | {chr(0xFF10 + d): str(d) for d in range(10)}
     | _VULGAR
     | {"⁄": "/", "∕": "/", "：": ":", "∶": ":", "，": ",", "\u00a0": " ", "\u2009": " ", "\u202f": " "}
 )
 _BEFORE_VULGAR = re.compile(f"(?<=[0-9])(?=[{''.join(_VULGAR)}])")
 _THIN_GROUP = re.compile("(?<=[0-9])[\u00a0\u2009\u202f](?=[0-9]{3}(?![0-9]))")
+_LATEX_GROUP = re.compile(r"(?<=[0-9])\\,(?=[0-9]{3}(?![0-9]))")  # 1\,000
 _FRAC = re.compile(r"([0-9]?)\\[dt]?frac(?:\{([^{}]{1,40})\}\{([^{}]{1,40})\}|([0-9])([0-9]))")
 
 _TOKEN = re.compile(
@@ -66,7 +67,8 @@ def normalise(text: str) -> str:
     text = _BEFORE_VULGAR.sub(" ", _THIN_GROUP.sub(",", text)).translate(_CHARACTERS)
     if "\\" in text:
         text = (
-            text.replace("\\$", "$")
+            _LATEX_GROUP.sub(",", text)
+            .replace("\\$", "$")
             .replace("\\%", "%")
             .replace("{,}", ",")
             .replace("\\!", "")

@@ -27,14 +27,21 @@ class Extraction:
 
 
 _ANSWER = r"(?:answer|ans|antwort|respuesta|resposta|risposta|réponse|ответ)"
-_CONNECTOR = r"(?:\b(?:is|be|equals|ist|es|est|é|è)\b(?! ?not\b)|[:=>→])"
+_CONNECTOR = r"(?:\b(?:is|be|equals|ist|lautet|es|est|é|è)\b(?! ?not\b)|[:=>→])"
 _MARKER = re.compile(
     rf"(?<!/)\b{_ANSWER}\b[^\n.:=!?>]{{0,60}}?{_CONNECTOR}"  # the final answer (in cm) is ...
     # a heading; "Answer 42"
     rf"|^[ \t#*>_]{{0,8}}(?:final )?{_ANSWER}[ \t*_]{{0,8}}(?=\n|[-$(+]{{0,3}}[0-9]|\(?[A-Z]\b)"
-    r"|答案[是为: ]{0,3}"
+    r"|答案[是为选: ]{0,3}(?:项 ?)?"
     r"|(?<!#)####(?!#)(?=[ \t]{0,8}(?:[^A-Za-z \t]|[A-Za-z](?![A-Za-z])|$))",  # "#### Step 1" is a heading
     re.IGNORECASE | re.MULTILINE,
+)
+# "A common wrong answer is 12": what stands behind it is the one that is not meant.
+_NEGATED = re.compile(
+    r"(?:\b(?:wrong|incorrect|false|falsche?|incorrecta|incorreta|mauvaise|not (?:the|an?)(?: \w{1,12})?)"
+    r"|错误|неверный)"
+    r"[ \t*_]{0,4}$",
+    re.IGNORECASE,
 )
 _BOX_PART = re.compile(r"\\(?:boxed|fbox) ?\{|\\?[{}]")
 _SENTENCE_END = re.compile(r"[.!?]\s+(?=[A-Z])|[.!?]$")
@@ -43,10 +50,11 @@ _ZONE = 300  # characters after a marker in which its value must begin
 
 @dataclass(frozen=True)
 class _Mark:
-    """Where the value of one marker is looked for: `[start, end)`."""
+    """Where the value of one marker is looked for: `[start, end)`; `near`: right behind the marker."""
 
     start: int
     end: int
+    near: bool = True
 
 
 def _boxes(text: str) -> tuple[list[_Mark], list[int]]:
@@ -75,6 +83,8 @@ def _marks(text: str) -> tuple[list[_Mark], bool]:
     marks, blank = list(boxes), bool(unclosed)
     following = dict(pairwise(starts))
     for word in words:
+        if _NEGATED.search(text, max(0, word.start() - 30), word.start()):
+            continue
         limit = min(word.end() + _ZONE, following.get(word.start(), len(text)))
         mark = _first_line(text, word.end(), max(limit, word.end()))
         blank |= "#" in word[0] and mark.start == mark.end
@@ -85,16 +95,19 @@ def _marks(text: str) -> tuple[list[_Mark], bool]:
 
 def _first_line(text: str, start: int, limit: int) -> _Mark:
     """The first line from `start` that holds a letter or digit, cut at the end of its first sentence."""
+    near = True
     while start < limit:
         newline = text.find("\n", start, limit)
         end = limit if newline < 0 else newline
         if any(c.isalnum() for c in text[start:end]):
             stop = _SENTENCE_END.search(text, start, end)
-            return _Mark(start, stop.start() + 1 if stop else end)
-        start = end + 1
+            return _Mark(start, stop.start() + 1 if stop else end, near)
+        start, near = end + 1, False
     return _Mark(limit, limit)
 
 
+# "Answer: - 5"; on a line of its own it is a bullet.
+_SPACED_MINUS = re.compile(r"^([ \t*$(]{0,4}-) (?=[0-9.$])")
 _EXPRESSION = re.compile(r" ?[A-Za-z%]{0,12} ?(?:[+\-*×÷/xX]|\\times|\\div|\\cdot) ?[$(]?[0-9]")
 
 
@@ -112,7 +125,8 @@ def extract_number(text: str) -> Extraction:
     text = _plain(text)
     marks, blank = _marks(text)
     for mark in reversed(marks):
-        if number := _value_in(text[mark.start : mark.end]):
+        zone = text[mark.start : mark.end]
+        if number := _value_in(_SPACED_MINUS.sub(r"\1", zone) if mark.near else zone):
             return Extraction(value=format_number(number.value), fallback=False)
     if blank:  # an empty or unclosed box says "no answer"; digging up another number would be guessing
         return Extraction(value=None, fallback=False)
@@ -123,16 +137,28 @@ def extract_number(text: str) -> Extraction:
 
 
 def _plain(text: str) -> str:
-    """Numbers normalised; bold, code and inline-math delimiters dropped."""
-    return re.sub(r"\*\*|__|`|\\[()\[\]]", "", normalise(text))
+    """Numbers normalised, wide letters narrow; bold, code and inline-math delimiters dropped."""
+    return re.sub(r"\*\*|__|`|\\[()\[\]]|[\u200b-\u200f\u2060\ufeff]", "", normalise(text)).translate(_WIDE)
 
 
+_WIDE = str.maketrans(
+    {chr(0xFF21 + i): chr(0x41 + i) for i in range(26)}
+    | {chr(0xFF41 + i): chr(0x61 + i) for i in range(26)}
+    | {"（": "(", "）": ")", "\u3000": " "}
+)
 _WRAP = r"(?:[ \t*_$({\[:\"'“”‘’<~-]|\\(?:text|mathrm|mathbf|textbf|boxed)\{)"
-_LEAD = rf"{_WRAP}{{0,8}}(?:(?:the |an? )?(?:option|choice|letter|answer)s? ?(?:is )?{_WRAP}{{0,4}})?"
-_END = r"(?![A-Za-z0-9'’]|\.[A-Za-z]| ?[=>^])"  # no "The", "a's", "e.g.", "b = 5"
+_LEAD = (
+    rf"{_WRAP}{{0,8}}(?:(?:la|el|die) )?"
+    rf"(?:(?:the |an? )?(?:option|opción|opcion|opção|choice|letter|answer)s? ?(?:is )?{_WRAP}{{0,4}})?"
+)
+_END = (
+    r"(?![A-Za-z0-9]|['’][A-Za-z]|\.[A-Za-z]| ?[=^]| ?>(?= ?[A-Za-z0-9]))"  # no "The", "a's", "e.g.", "b = 5"
+)
 _LETTER = re.compile(rf"{_LEAD}(?P<letter>[A-Za-z]){_END}(?P<after>[^\n]{{0,40}})")
 _OTHER = re.compile(
-    rf"[)}}\]. ]{{0,3}}(,|/|&|\+| and | or |, ?and |, ?or ) ?(?:option )?\(?([A-Za-z]){_END}(?! is\b)"
+    rf"[)}}\]. ]{{0,3}}"
+    rf"(,|/|&|\+|;|\||、|和|或|,? ?\(?(?:and|or|as well as|или|und|oder) |(?<=\))(?=\())"
+    rf" ?(?:possibly |perhaps |maybe |also )?(?:option )?\(?([A-Za-z]){_END}(?! is\b)"
 )
 _NAMED = re.compile(
     rf"(?<![A-Za-z0-9])\(([A-Za-z])\)|(?<![A-Za-z0-9(])([A-Z])\)|\b(?i:option|choice) \(?([A-Z]){_END}"

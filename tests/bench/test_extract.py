@@ -188,3 +188,62 @@ def test_case_34_no_answer_is_not_zero(reply):
     wrong = grade(number_task("0"), "Answer: 1")
     assert (wrong.correct, wrong.no_answer) == (False, False)
     assert grade(number_task("0"), "Answer: 0").correct
+
+
+@pytest.mark.parametrize(
+    ("reply", "value"),
+    [
+        ("The answer is 15. A common wrong answer is 12.", "15"),
+        ("Answer: 15\nIncorrect answer: 12", "15"),
+        ("Answer: 15\nNot the answer: 12", "15"),
+        ("Answer: 15\nThat is not the final answer: 12", "15"),
+        ("Answer: - 5", "-5"),
+        (r"\boxed{- 3}", "-3"),
+        ("Answer:\n- 5 apples", "5"),  # a bullet
+        ("Answer: \u20115", "-5"),
+        ("Answer: \u20105", "-5"),
+        ("Answer: \u207b5", "-5"),
+        ("Answer: \u02d75", "-5"),
+        (r"\boxed{1\,000}", "1000"),
+        (r"\boxed{1\,000\,000}", "1000000"),
+        ("Die Antwort lautet 7 für 2", "7"),
+    ],
+)
+def test_signs_groups_and_answers_that_are_not_meant(reply, value):
+    found = extract_number(reply)
+    assert (found.value, found.fallback) == (value, False)
+
+
+@pytest.mark.parametrize(
+    "joint", ["; ", " | ", ", or possibly ", " or perhaps ", " as well as ", "和", "、", " или "]
+)
+def test_two_letters_are_no_answer_however_they_are_joined(joint):
+    assert extract_choice(f"Answer: A{joint}C", 5).value is None
+    assert extract_choice(f"Answer: A{joint}A", 5).value == "A"
+
+
+@pytest.mark.parametrize("reply", ["Answer: (A)(C)", "Answer: A (or C)"])
+def test_two_letters_in_brackets_are_no_answer(reply):
+    assert extract_choice(reply, 5).value is None
+
+
+@pytest.mark.parametrize(
+    ("reply", "letter"),
+    [
+        ("The answer is B. The incorrect answer is A.", "B"),
+        ("Answer: B\nWrong answer: A", "B"),
+        ("The correct answer is B, the incorrect answer is A", "B"),
+        ("The answer is 'B'.", "B"),
+        ("Answer: <D>", "D"),
+        ("Answer: Ｃ", "C"),
+        ("（C）", "C"),
+        ("Answer: \u200bC", "C"),
+        ("Die Antwort lautet C", "C"),
+        ("La respuesta es la C", "C"),
+        ("La respuesta correcta es la opción C", "C"),
+        ("答案选C", "C"),
+        ("正确答案是选项C", "C"),
+    ],
+)
+def test_letters_in_quotes_other_widths_and_languages(reply, letter):
+    assert extract_choice(reply, 5).value == letter

@@ -100,3 +100,9 @@ def test_every_comparable_aqua_option_is_nearest_to_itself() -> None:
 )
 def test_majority(answers: list[str | None], winner: str | None) -> None:
     assert majority(answers) == winner
+
+
+def test_numbers_beyond_every_float_are_no_crash():
+    huge = "9" * 320
+    assert nearest_option(huge, ["1", "2"]) is None
+    assert nearest_option("3", ["1", huge]) == "A"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from lemon_jax.runtime.tools.programs import extract_code
+from lemon_jax.runtime.tools.programs import extract_code, extract_completion
 
 
 @pytest.mark.parametrize(
@@ -26,3 +26,24 @@ from lemon_jax.runtime.tools.programs import extract_code
 )
 def test_extract_code(text: str, code: str) -> None:
     assert extract_code(text) == code
+
+
+DOUBLE = 'def f(x):\n    """double\n\n    ```\n    f(1)\n    ```\n    """\n    return 2 * x'
+PLAIN = "def f(x):\n    return 2 * x"
+FRAMES = [
+    *("FUNCTION", "\ufeffFUNCTION", "```python\nFUNCTION\n```", "Sure:\n````python\nFUNCTION\n````\nDone."),
+    *("~~~python\nFUNCTION\n~~~", "```{.python}\nFUNCTION\n```"),
+]
+
+
+@pytest.mark.parametrize("function", [DOUBLE, PLAIN], ids=["fence in docstring", "plain"])
+@pytest.mark.parametrize("frame", FRAMES)
+def test_functions_are_found_in_every_kind_of_fence(function, frame):
+    assert extract_completion(frame.replace("FUNCTION", function), "f").strip() == function
+
+
+@pytest.mark.parametrize(
+    "reply", ["~~~python\nanswer = 3\n~~~", "\ufeffanswer = 3", "```{.python}\nanswer = 3\n```"]
+)
+def test_programs_are_found_in_other_fences(reply):
+    assert extract_code(reply) == "answer = 3"

@@ -108,7 +108,7 @@ def _surd(text: str) -> float | None:
     plain = re.sub(r"\bpi\b", "π", plain).replace("{", "(").replace("}", ")").replace("%", " ")
     plain = _UNIT.sub("", _CURRENCY.sub("", plain.strip()))
     try:
-        value = fold(to_rpn(plain, surds=True), _apply)
+        value = float(fold(to_rpn(plain, surds=True), _apply))  # an integer may be beyond every float
     except (CalculatorError, ArithmeticError):
         return None
     return value if math.isfinite(value) else None

@@ -10,6 +10,8 @@ import textwrap
 _TAG_LINE = re.compile(
     r"[ \t]*(?:([\w+.-]+)(?:[ \t]+(?:[\w-]+=\S+|\{[^\n{}]*\}))*)?[ \t]*(?:\r?\n|$)(.*)", re.DOTALL
 )
+# A line that opens or closes a block: backticks or tildes, three or more, and what the block is called.
+_FENCE_LINE = re.compile(r"^([ \t]*)(`{3,}|~{3,})[ \t]*([^`\n]*?)[ \t\r]*$", re.MULTILINE)
 _TAG_INLINE = re.compile(r"[ \t]*(python3?|py)\s+(.*)", re.DOTALL | re.IGNORECASE)
 
 
@@ -19,9 +21,9 @@ def extract_code(text: str) -> str:
     Blocks marked as another language ("output", "text") count only if there is no other. Without a
     closing fence: the rest after the opening one, or, when nothing follows it, what stands before it.
     """
-    before, blocks = _fenced(text)
+    before, blocks = _fenced(_plain_fences(text))
     if before is None:
-        return textwrap.dedent(text).strip()
+        return textwrap.dedent(text.lstrip("\ufeff")).strip()
     candidates = _complete(blocks) or [body for _, body, _ in blocks] or [before]
     return textwrap.dedent(candidates[-1]).strip()
 
@@ -32,14 +34,60 @@ def extract_completion(text: str, entry_point: str) -> str:
     Of several blocks the last that defines `entry_point`, otherwise as `extract_code`; text that stands
     before a lone closing fence is the body that a model went on with.
     """
+    text = text.lstrip("\ufeff")
+    defines = re.compile(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(entry_point)}\b", re.MULTILINE)
+    # Fences may stand in a docstring: a text, or a block by the rules of CommonMark, that is a program
+    # as it stands needs no guess about them.
+    for body in reversed([text, *_fenced_lines(text)]):
+        if defines.search(body) and _parses(body):
+            return body.strip("\r\n")
+    text = _plain_fences(text)
     before, blocks = _fenced(text)
     if before is None:
         return text.strip("\r\n")
-    defines = re.compile(rf"^[ \t]*(?:async[ \t]+)?def[ \t]+{re.escape(entry_point)}\b", re.MULTILINE)
     goes_on = [before] if before.strip() and before.lstrip("\r\n")[0] in " \t" else []
     every = [before, *(body for _, body, _ in blocks)]
     candidates = [body for body in every if defines.search(body)] or _complete(blocks) or goes_on
     return (candidates or [body for _, body, _ in blocks] or [before])[-1].strip("\r\n")
+
+
+def _fenced_lines(text: str) -> list[str]:
+    """The blocks whose fences are lines of their own (CommonMark 0.31, 4.5, closed ones only).
+
+    A closing fence is of the same character, at least as long, without a name, and no deeper than its
+    opening one: a fence within a docstring is deeper.
+    """
+    blocks: list[str] = []
+    opened: re.Match[str] | None = None
+    for line in _FENCE_LINE.finditer(text):
+        if opened is None:
+            opened = line
+        elif (
+            line[2].startswith(opened[2])
+            and not line[3]
+            and len(line[1].expandtabs()) <= len(opened[1].expandtabs())
+        ):
+            blocks.append(text[opened.end() + 1 : line.start()])
+            opened = None
+    return blocks
+
+
+def _plain_fences(text: str) -> str:
+    """Fence lines of tildes, of more than three backticks, or with a name in braces, as plain ones."""
+
+    def plain(line: re.Match[str]) -> str:
+        name = re.sub(r"^\{ ?\.?([\w+-]*)[^}]*\}$", r"\1", line[3])
+        return f"{line[1]}```{name}"
+
+    return _FENCE_LINE.sub(plain, text.lstrip("\ufeff"))
+
+
+def _parses(code: str) -> bool:
+    try:
+        ast.parse(textwrap.dedent(code))
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return True
 
 
 def _fenced(text: str) -> tuple[str | None, list[tuple[str, str, bool]]]:
