@@ -1,12 +1,12 @@
 """Fit the simulated workers' parameters to calls that real workers answered, and test them on other tasks.
 
-python experiments/run.py --bench multiarith --out runs/multiarith     # and other benches: from recordings
-python experiments/calibrate.py runs/multiarith runs/aqua --out lemon_jax/backends/workers/simulated_parameters.toml
+python experiments/run.py --bench multiarith --out runs/multiarith     # and other benches, from recordings
+python experiments/calibrate.py runs/multiarith runs/aqua --out my_parameters.toml
 
-Every agent's call whose answer can be judged is one observation, equal calls one together. The fit maximises the
-likelihood of `backends/response_model.py` with a normal effect of each task integrated out (Gauss-Hermite), under normal
-priors that draw what few calls speak of towards the sums of its role and level. Effects are kept at 0
-or above, the side that the model means; what they would be without that is printed too.
+Every agent's call whose answer can be judged is one observation, equal calls one together. The fit maximises
+the likelihood of `backends/response_model.py` with a normal effect of each task integrated out
+(Gauss-Hermite), under normal priors that draw what few calls speak of towards the sums of its role and level.
+Effects are kept at 0 or above, the side that the model means; what they would be without that is printed too.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ NODES = 15  # of the quadrature
 CALLS = {"small": 1, "medium": 1, "large": 5}  # samples of the embedded workers' capacities
 # Standard deviations of the priors, in logits.
 PRIORS = {"base": 5.0, "role": 1.5, "level": 1.0, "pair": 0.5, "bench": 2.0, "effect": 1.0}
-# Made for code: no call of theirs on other tasks is recorded. By hand: hardly ever right, half of their tokens.
+# Made for code: no call of theirs on other tasks is recorded. By hand: hardly ever right, half their tokens.
 CODE_NAMES = [role.name for role in CODE_ROLES]
 CODE_ABILITY, CODE_SHARE = -5.0, 0.5
 ROLE_NAMES = [role.name for role in simulated_roles() if role not in CODE_ROLES]

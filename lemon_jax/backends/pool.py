@@ -80,12 +80,15 @@ class WorkerPool:
 
         Raises:
             LemonError: a server is unreachable or refuses the key, a local file is unusable, or the
-                embedded engine is not installed or cannot be run.
+                embedded engine is not installed or cannot be run, simulated models have no tasks or
+                no parameters.
         """
         for name in dict.fromkeys(c.model for c in self.config.capacities.values()):
             model = self.config.models[name]
             if model.backend == "openai":
                 await self._check_server(model)
+            elif model.backend == "simulated":
+                self.backend(name)  # reads its parameters
             elif model.backend == "embedded":
                 try:
                     check_engine()
@@ -100,8 +103,8 @@ class WorkerPool:
         if model.backend == "simulated":
             if self.world is None:
                 raise LemonError(
-                    f"{self.config.source}: models.{model.name}: simulated workers answer the tasks of a bench "
-                    "only; use lemon eval or experiments/run.py, or other workers"
+                    f"{self.config.source}: models.{model.name}: simulated workers answer the tasks of a "
+                    "bench only; use lemon eval or experiments/run.py, or other workers"
                 )
             parameters = load_parameters(model.parameters)
             return SimulatedBackend(model.level, parameters, self.world, seed=model.seed)

@@ -158,7 +158,7 @@ def _capacities(
 ) -> dict[str, CapacityConfig]:
     tables = faults.tables("capacities", data)
     faults.unknown("capacities", tables, LEVELS)
-    capacities = {}
+    capacities: dict[str, CapacityConfig] = {}
     for level in LEVELS:
         where = f"capacities.{level}"
         if level not in tables:

@@ -40,7 +40,10 @@ Joint = dict[tuple[State, ...], float]
 
 
 class Optimum:
-    """Expected rewards on the simulated workers of a pool, under one reward and one rule that reads answers."""
+    """Expected rewards on the simulated workers of a pool, under one reward and one rule of reading answers.
+
+    Raises LemonError for other workers, and for a pool without tasks.
+    """
 
     def __init__(self, pool: WorkerPool, rewards: RewardConfig, extractor: str = "lemon") -> None:
         if pool.world is None:
@@ -56,7 +59,10 @@ class Optimum:
         self._correct: dict[tuple[str, str, State], bool] = {}
 
     def expected_reward(self, spec: Spec, task: Task) -> float:
-        """The expected total reward of a valid spec on a task. Raises LemonError for a role without ability."""
+        """The expected total reward of a valid spec on a task.
+
+        Raises LemonError for a role without ability, and for more than MOST_STATES joint states.
+        """
         bare = reward(self.rewards, spec, self.usage(spec, task), correct=False).total
         return bare + self.rewards.success * self.p_correct(spec, task)
 
@@ -118,7 +124,8 @@ class Optimum:
                     after[key] = after.get(key, 0.0) + weight * p
             if len(after) > MOST_STATES:
                 raise LemonError(
-                    f"more than {MOST_STATES:,} joint states: a vote over so many agents is not computed exactly"
+                    f"more than {MOST_STATES:,} joint states: the vote of so many agents is not summed exactly; "
+                    "use fewer voters"
                 )
             joint = after
             live = [live[i] for i in kept] + [agent_id]

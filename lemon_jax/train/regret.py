@@ -83,8 +83,8 @@ def duties(role: str, question: str, optimum: Optimum) -> tuple[str, ...]:
 class _Search:
     """One task's space as arrays. Axis C runs over classes of LLM agents, then tools; k, l over KINDS.
 
-    `_first` [C, k]: what an agent without inputs hands on. `_second` [C, k, l]: what one hands on whose input,
-    at level 1, carries k. `_right0` [C], `_right1` [level, C, k] and `_right2` [level, C, k, l]: P(graded as
+    `_first` [C, k]: what an agent without inputs hands on. `_second` [C, k, l]: what one hands on whose
+    input, at level 1, carries k. `_right0` [C], `_right1` [level, C, k] and `_right2` [level, C, k, l]: P(graded as
     correct) as output, by the highest level of its inputs and what they carry.
     """
 
