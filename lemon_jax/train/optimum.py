@@ -124,7 +124,7 @@ class Optimum:
                     after[key] = after.get(key, 0.0) + weight * p
             if len(after) > MOST_STATES:
                 raise LemonError(
-                    f"more than {MOST_STATES:,} joint states: the vote of so many agents is not summed exactly; "
+                    f"more than {MOST_STATES:,} joint states: a vote of so many is not summed exactly; "
                     "use fewer voters"
                 )
             joint = after

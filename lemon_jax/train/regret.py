@@ -81,11 +81,12 @@ def duties(role: str, question: str, optimum: Optimum) -> tuple[str, ...]:
 
 
 class _Search:
-    """One task's space as arrays. Axis C runs over classes of LLM agents, then tools; k, l over KINDS.
+    """One task's space as arrays. C runs over classes of LLM agents, then tools; k, l over KINDS.
 
-    `_first` [C, k]: what an agent without inputs hands on. `_second` [C, k, l]: what one hands on whose
-    input, at level 1, carries k. `_right0` [C], `_right1` [level, C, k] and `_right2` [level, C, k, l]: P(graded as
-    correct) as output, by the highest level of its inputs and what they carry.
+    `_first` [C, k]: what an agent without inputs hands on.
+    `_second` [C, k, l]: what one hands on whose input, at level 1, carries k.
+    `_right0` [C], `_right1` [level, C, k], `_right2` [level, C, k, l]: P(graded as correct) of an output
+    agent, by the highest level of its inputs and what they carry.
     """
 
     def __init__(self, optimum: Optimum, task: Task) -> None:
