@@ -16,17 +16,15 @@ import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from scipy.optimize import minimize
+from response_fit import ROLE_NAMES, Fit, Observed
 
-from lemon_jax.backends.response_model import EFFECTS, HARMS, Kind, Situation, is_relevant, situation
+from lemon_jax.backends.response_model import EFFECTS, Kind, is_relevant, situation
 from lemon_jax.bench import Task, load
 from lemon_jax.errors import LemonError
 from lemon_jax.numbers import parse_number
@@ -34,31 +32,13 @@ from lemon_jax.runtime import build_messages, repeat_indices
 from lemon_jax.runtime.tools import nearest_option
 from lemon_jax.spec import CAPACITIES, ROLES, Spec, order, parse
 from lemon_jax.spec.code_roles import CODE_ROLES
-from lemon_jax.train.simulation import PLANNERS, simulated_roles
+from lemon_jax.train.simulation import PLANNERS
 
 FOLDS = 5
-NODES = 15  # of the quadrature
 CALLS = {"small": 1, "medium": 1, "large": 5}  # samples of the embedded workers' capacities
-# Standard deviations of the priors, in logits.
-PRIORS = {"base": 5.0, "role": 1.5, "level": 1.0, "pair": 0.5, "bench": 2.0, "effect": 1.0}
 # Made for code: no call of theirs on other tasks is recorded. By hand: hardly ever right, half their tokens.
 CODE_NAMES = [role.name for role in CODE_ROLES]
 CODE_ABILITY, CODE_SHARE = -5.0, 0.5
-ROLE_NAMES = [role.name for role in simulated_roles() if role not in CODE_ROLES]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Observed:
-    """One judged call."""
-
-    task: str
-    bench: str
-    role: str
-    level: str
-    place: Situation
-    guess: float
-    right: bool
-    tokens: int
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -76,24 +56,31 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, metavar="FILE", help="parameter file to write (none)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA)")
     args = parser.parse_args(argv)
-    jax.config.update("jax_enable_x64", True)
     try:
-        by_hand = _by_hand(args.set)
-        read = Reading()
-        for run in args.runs:
-            read.run(run, args.data)
-        calls = read.calls()
-        report_calls(calls)
-        report_held_out(calls, by_hand)
-        fit = Fit(calls, by_hand=by_hand)
-        report_effects(fit, Fit(calls), Fit(calls, bounded=False))
-        text = parameter_file(fit, read, by_hand)
-        if args.out:
-            args.out.write_text(text, encoding="utf-8")
-            print(f"parameters: {args.out}")
+        with jax.enable_x64(True):
+            return calibrate(args)
     except LemonError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    """Read the runs, print the tables, write the file."""
+    by_hand = _by_hand(args.set)
+    read = Reading()
+    for run in args.runs:
+        read.run(run, args.data)
+    calls = read.calls()
+    if len({c.task for c in calls}) < FOLDS:
+        raise LemonError(f"the runs hold judged calls on fewer than {FOLDS} tasks; name larger ones")
+    report_calls(calls)
+    report_held_out(calls, by_hand)
+    fit = Fit(calls, by_hand=by_hand)
+    report_effects(fit, Fit(calls), Fit(calls, bounded=False))
+    text = parameter_file(fit, read, by_hand)
+    if args.out:
+        args.out.write_text(text, encoding="utf-8")
+        print(f"parameters: {args.out}")
     return 0
 
 
@@ -214,110 +201,6 @@ def _kind(task: Task, role: str, answer: str | None) -> Kind:
     if answer is None:
         return "nothing"
     return "right" if _is_right(task, answer) else "wrong"
-
-
-class Fit:
-    """The maximum of the penalised marginal likelihood; `at` holds the parameters by name."""
-
-    def __init__(
-        self, calls: list[Observed], *, bounded: bool = True, by_hand: Mapping[str, float] | None = None
-    ) -> None:
-        self.benches = sorted({c.bench for c in calls})
-        self._sizes = {
-            "base": 1,
-            "role": len(ROLE_NAMES),
-            "level": len(CAPACITIES),
-            "pair": len(ROLE_NAMES) * len(CAPACITIES),
-            "bench": len(self.benches),
-            "effect": len(EFFECTS),
-            "log_spread": 1,
-        }
-        data = self._arrays(calls)
-        start = np.zeros(sum(self._sizes.values()))
-        value = jax.jit(jax.value_and_grad(lambda x: self._loss(x, data)))
-
-        def objective(x: np.ndarray) -> tuple[float, np.ndarray]:
-            loss, gradient = value(jnp.asarray(x))
-            return float(loss), np.asarray(gradient)
-
-        bounds: list[tuple[float | None, float | None]] = [(None, None)] * len(start)
-        bounds[-1] = (-3.0, 2.0)  # of the logarithm of the spread
-        first = len(start) - 1 - len(EFFECTS)
-        for i, name in enumerate(EFFECTS, start=first):
-            fixed = (by_hand or {}).get(name)
-            start[i] = fixed or 0.0
-            bounds[i] = (fixed, fixed) if fixed is not None else (0.0 if bounded else None, None)
-        found = minimize(
-            objective, start, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 500}
-        )
-        self.at = {name: np.asarray(part) for name, part in self._split(jnp.asarray(found.x)).items()}
-        self.spread = float(np.exp(self.at["log_spread"][0]))
-
-    def ability(self, role: str, level: str) -> float:
-        """A role's ability at a level, in logits."""
-        r, c = ROLE_NAMES.index(role), CAPACITIES.index(level)
-        at = self.at
-        return float(at["base"][0] + at["role"][r] + at["level"][c] + at["pair"][r * len(CAPACITIES) + c])
-
-    def predict(self, calls: list[Observed]) -> np.ndarray:
-        """P(right) of calls on tasks of which nothing is known."""
-        data = self._arrays(calls)
-        p, weights = self._probabilities({k: jnp.asarray(v) for k, v in self.at.items()}, data)
-        return np.asarray(p @ weights)
-
-    def _split(self, x: jax.Array) -> dict[str, jax.Array]:
-        parts, at = {}, 0
-        for name, size in self._sizes.items():
-            parts[name] = x[at : at + size]
-            at += size
-        return parts
-
-    def _arrays(self, calls: list[Observed]) -> dict[str, np.ndarray]:
-        tasks = {task: i for i, task in enumerate(dict.fromkeys(c.task for c in calls))}
-        role = np.array([ROLE_NAMES.index(c.role) for c in calls])
-        level = np.array([CAPACITIES.index(c.level) for c in calls])
-        signs = np.array([-1.0 if name in HARMS else 1.0 for name in EFFECTS])
-        counts = [
-            (p.relevant, p.right, p.wrong, p.plan, p.context, p.chain) for p in (c.place for c in calls)
-        ]
-        return {
-            "role": role,
-            "level": level,
-            "pair": role * len(CAPACITIES) + level,
-            "bench": np.array([self.benches.index(c.bench) for c in calls]),
-            "counts": np.array(counts, dtype=float) * signs,
-            "guess": np.array([c.guess for c in calls]),
-            "right": np.array([c.right for c in calls], dtype=float),
-            "task": np.array([tasks[c.task] for c in calls]),
-        }
-
-    def _probabilities(
-        self, at: dict[str, jax.Array], d: dict[str, np.ndarray]
-    ) -> tuple[jax.Array, jax.Array]:
-        """P(right) [calls, nodes] and the nodes' weights."""
-        nodes, weights = np.polynomial.hermite_e.hermegauss(NODES)
-        logits = (
-            at["base"][0]
-            + at["role"][d["role"]]
-            + at["level"][d["level"]]
-            + at["pair"][d["pair"]]
-            - at["bench"][d["bench"]]
-            + d["counts"] @ at["effect"]
-        )
-        x = logits[:, None] - jnp.exp(at["log_spread"][0]) * nodes[None, :]
-        p = d["guess"][:, None] + (1 - d["guess"][:, None]) * jax.nn.sigmoid(x)
-        return p, jnp.asarray(weights / weights.sum())
-
-    def _loss(self, x: jax.Array, d: dict[str, np.ndarray]) -> jax.Array:
-        at = self._split(x)
-        p, weights = self._probabilities(at, d)
-        p = jnp.clip(p, 1e-9, 1 - 1e-9)
-        right = d["right"][:, None]
-        log_p = right * jnp.log(p) + (1 - right) * jnp.log1p(-p)
-        by_task = jax.ops.segment_sum(log_p, d["task"], num_segments=int(d["task"].max()) + 1)
-        likelihood = jax.scipy.special.logsumexp(by_task + jnp.log(weights), axis=1).sum()
-        penalty = sum(jnp.sum((at[name] / sd) ** 2) / 2 for name, sd in PRIORS.items())
-        return penalty - likelihood
 
 
 def report_calls(calls: list[Observed]) -> None:
