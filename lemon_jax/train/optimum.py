@@ -22,7 +22,7 @@ from lemon_jax.backends.response_model import (
     wrong_probabilities,
 )
 from lemon_jax.backends.simulated import COMPUTED, Form, output_words, prompt_tokens, write_reply
-from lemon_jax.bench import Task, grade
+from lemon_jax.bench import Task, gdesigner, grade
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime import Usage, call_cost, fixed_prefix
 from lemon_jax.spec import ROLES, Agent, Spec, order
@@ -146,7 +146,11 @@ class Optimum:
             return False  # the executor hands on no text
         said = None if state == PLAN else self.sealed(task).written(form, state)
         text = write_reply(form, said, level=1, words=0)
-        return grade(task, f"{text}\nAnswer: {said}" if form in COMPUTED else text, self.extractor).correct
+        if form in COMPUTED:
+            text = f"{text}\nAnswer: {said}"
+        if self.extractor == "gdesigner":  # as `Grader.grade` reads it
+            text = gdesigner.announced(text)
+        return grade(task, text, self.extractor).correct
 
     def sealed(self, task: Task, *, options: bool = True) -> SealedTask:
         """The task as the workers know it."""

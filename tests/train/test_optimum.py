@@ -16,6 +16,7 @@ from lemon_jax.bench import generate
 from lemon_jax.spec import CAPACITIES, ROLES, baselines, dump, parse
 from lemon_jax.train import regret as regret_module
 from lemon_jax.train.evaluate import execute
+from lemon_jax.train.grading import Grader
 from lemon_jax.train.optimum import Optimum
 from lemon_jax.train.regret import Regret, duties, search_roles
 from lemon_jax.train.rewards import RewardConfig, reward_of
@@ -170,3 +171,19 @@ def test_too_many_joint_states_are_unknown_not_a_crash():
     voters = [f"math_solver small: Look at {'x' * i} first." for i in range(1, 13)]
     spec = spec_of(*voters, f"majority_vote small {','.join(f'a{i}' for i in range(1, 13))}")
     assert math.isnan(Regret(Optimum(simulated_pool([task]), RewardConfig())).of(parse(dump(spec)), task))
+
+
+@pytest.mark.parametrize("protocol", ["full", "gdesigner"])
+@pytest.mark.parametrize("task", [NUMBER[3], CHOICE[3]], ids=["number", "choice"])
+@pytest.mark.parametrize("role", ["math_solver", "equation_writer", "mathematical_analyst"])
+def test_correct_is_what_the_grader_says(role, task, protocol):
+    """Under each rule of reading answers, of every reply that some seed gives."""
+    grader = Grader.of(protocol)
+    optimum = Optimum(simulated_pool([task]), RewardConfig(), grader.extractor)
+    p = optimum.p_correct(spec_of(f"{role} small"), task)
+    verdicts = []
+    for seed in range(100):
+        with executor_of(simulated_pool([task], seed)) as executor:
+            parsed = parse(dump(spec_of(f"{role} small")))
+            verdicts.append(asyncio.run(execute(executor, task, parsed, "test", grader)).grade.correct)
+    assert abs(np.mean(verdicts) - p) < 4 * math.sqrt(p * (1 - p) / 100) + 1e-9
