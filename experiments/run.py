@@ -41,7 +41,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
         "--workers",
         default=None,
         metavar="WORKERS",
-        help="embedded, scripted, or a worker file FILE.toml (embedded)",
+        help="embedded, simulated, scripted, or a worker file FILE.toml (embedded)",
     )
     add(
         "--policy",
@@ -98,8 +98,10 @@ def run(args: argparse.Namespace) -> int:
     from lemon_jax.orchestrator import Orchestrator
     from lemon_jax.report import RunProgress, write_report
     from lemon_jax.report.cli import print_results
+    from lemon_jax.report.table import SIMULATED_WARNING
     from lemon_jax.train.job import Job, manifest
     from lemon_jax.train.run_dir import EXECUTIONS, RunDir
+    from lemon_jax.train.simulation import is_simulated, seal
 
     config, earlier = _config(args)
     with RunProgress() as progress:
@@ -119,7 +121,10 @@ def run(args: argparse.Namespace) -> int:
             progress.note(dataset.banner)
         policy = Orchestrator.load(_policy_folder(config.policy))
         pool = WorkerPool(worker_config(config.workers), progress.download)
-        recording = {} if args.fresh else _recording(config.bench)
+        if is_simulated(pool):
+            pool.world = seal((*dataset.train, *dataset.test))
+            progress.note(SIMULATED_WARNING)
+        recording = {} if args.fresh or is_simulated(pool) else _recording(config.bench)
         if recording:
             progress.note(
                 f"{len(recording):,} recorded worker calls may serve this run (--fresh ignores them)"
@@ -165,17 +170,23 @@ def run(args: argparse.Namespace) -> int:
 
 def run_all(args: argparse.Namespace) -> int:
     """Every bench in a folder of its own, then one table. The same command with the same --out goes on."""
+    from lemon_jax.backends import WorkerPool, worker_config
     from lemon_jax.errors import LemonError
     from lemon_jax.report.cli import print_results
     from lemon_jax.train.run_dir import MANIFEST, SUMMARY, RunDir
+    from lemon_jax.train.simulation import is_simulated
 
     if args.resume is not None:
         raise LemonError("--bench all goes on by the same command with the same --out; leave out --resume")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     root = args.out or Path("runs") / f"all-{args.preset or 'default'}-s{args.seed or 0}-{stamp}"
+    simulated = args.workers is not None and is_simulated(WorkerPool(worker_config(args.workers)))
     summaries = []
     for bench in BENCHES:
         folder = root / bench
+        if simulated and bench == "humaneval":
+            print("== humaneval left out: simulated workers write no code", file=sys.stderr)
+            continue
         if not (folder / SUMMARY).exists():
             print(f"== {bench}", file=sys.stderr)
             one = {"bench": bench, "out": folder}
@@ -185,7 +196,8 @@ def run_all(args: argparse.Namespace) -> int:
             run(argparse.Namespace(**vars(args) | one))
         summaries.append(RunDir(folder).read_json(SUMMARY))
     rows = [row for summary in summaries for row in summary["eval"]]
-    print_results({"bench": "all", "workers": summaries[0]["workers"], "eval": rows}, [])
+    summary = {"bench": "all", "workers": summaries[0]["workers"], "simulated": simulated, "eval": rows}
+    print_results(summary, [])
     print(f"runs: {root}")
     return 0
 

@@ -1,4 +1,4 @@
-"""Who answers an agent's prompt: servers, embedded models, and a scripted double."""
+"""Who answers an agent's prompt: servers, embedded models, simulated workers, and a scripted double."""
 
 from lemon_jax.backends.download import resolve_model
 from lemon_jax.backends.embedded import EmbeddedBackend, EmbeddedServer
@@ -9,6 +9,7 @@ from lemon_jax.backends.model_files import PRESETS, ModelFile, Progress, file_di
 from lemon_jax.backends.openai import OpenAIBackend
 from lemon_jax.backends.pool import WorkerPool
 from lemon_jax.backends.scripted import ScriptedBackend, pseudo_worker
+from lemon_jax.backends.simulated import RoleForm, SealedTask, SimulatedBackend, World
 from lemon_jax.backends.types import Backend, Finish, Message, Reply, Request
 from lemon_jax.backends.workers import (
     CapacityConfig,
@@ -38,9 +39,13 @@ __all__ = [
     "Progress",
     "Reply",
     "Request",
+    "RoleForm",
     "ScriptedBackend",
+    "SealedTask",
+    "SimulatedBackend",
     "WorkerConfig",
     "WorkerPool",
+    "World",
     "file_digest",
     "load_worker_file",
     "model_cache",

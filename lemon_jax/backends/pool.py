@@ -15,7 +15,9 @@ from lemon_jax.backends.gate import ExclusiveGate
 from lemon_jax.backends.gguf_header import read_gguf_header
 from lemon_jax.backends.model_files import PRESETS, Progress, file_digest
 from lemon_jax.backends.openai import OpenAIBackend, is_local
+from lemon_jax.backends.response_model import load_parameters
 from lemon_jax.backends.scripted import ScriptedBackend
+from lemon_jax.backends.simulated import SimulatedBackend, World
 from lemon_jax.backends.types import Backend
 from lemon_jax.backends.workers import CapacityConfig, ModelConfig, WorkerConfig
 from lemon_jax.errors import LemonError
@@ -24,11 +26,15 @@ from lemon_jax.errors import LemonError
 class WorkerPool:
     """Async context manager over the backends that a worker file names.
 
-    All embedded servers of a pool share one gate: they never compute at the same time.
+    All embedded servers of a pool share one gate: they never compute at the same time. Simulated models can
+    answer once the pool has a `world`: the tasks of the run.
     """
 
-    def __init__(self, config: WorkerConfig, on_progress: Progress | None = None) -> None:
+    def __init__(
+        self, config: WorkerConfig, on_progress: Progress | None = None, *, world: World | None = None
+    ) -> None:
         self.config = config
+        self.world = world
         self._on_progress = on_progress
         self._gate = ExclusiveGate()
         self._backends: dict[str, Backend] = {}
@@ -74,12 +80,15 @@ class WorkerPool:
 
         Raises:
             LemonError: a server is unreachable or refuses the key, a local file is unusable, or the
-                embedded engine is not installed or cannot be run.
+                embedded engine is not installed or cannot be run, simulated models have no tasks or
+                no parameters.
         """
         for name in dict.fromkeys(c.model for c in self.config.capacities.values()):
             model = self.config.models[name]
             if model.backend == "openai":
                 await self._check_server(model)
+            elif model.backend == "simulated":
+                self.backend(name)  # reads its parameters
             elif model.backend == "embedded":
                 try:
                     check_engine()
@@ -91,6 +100,14 @@ class WorkerPool:
     def _open(self, model: ModelConfig) -> Backend:
         if model.backend == "scripted":
             return ScriptedBackend(identity=f"scripted:1:{model.name}")
+        if model.backend == "simulated":
+            if self.world is None:
+                raise LemonError(
+                    f"{self.config.source}: models.{model.name}: simulated workers answer the tasks of a "
+                    "bench only; use lemon eval or experiments/run.py, or other workers"
+                )
+            parameters = load_parameters(model.parameters)
+            return SimulatedBackend(model.level, parameters, self.world, seed=model.seed)
         if model.backend == "openai":
             key = self._api_key(model)
             return OpenAIBackend(

@@ -14,7 +14,7 @@ from lemon_jax.backends.redaction import is_variable_name, redact
 from lemon_jax.errors import LemonError
 
 LEVELS = ("small", "medium", "large")
-BACKENDS = ("openai", "embedded", "scripted")
+BACKENDS = ("openai", "embedded", "scripted", "simulated")
 _MOST_NAMED = 20  # faults in one message
 _LONGEST_NAME = 80
 
@@ -97,6 +97,16 @@ _KEYS: dict[str, dict[str, _Key]] = {
         "deterministic": _FLAG,
     },
     "scripted": {"backend": _ANY},
+    "simulated": {
+        "backend": _ANY,
+        "level": _Key(
+            expected=f"one of {', '.join(LEVELS)}",
+            fits=lambda v: isinstance(v, str) and v in LEVELS,
+            required=True,
+        ),
+        "parameters": _text(),
+        "seed": _integer(0, 2**32 - 1),
+    },
     "capacity": {
         "model": _text(required=True),
         "price": _number(required=True),

@@ -18,8 +18,8 @@ from lemon_jax.backends.redaction import redact
 from lemon_jax.backends.worker_keys import BACKENDS, LEVELS, Faults, check_table, shown
 from lemon_jax.errors import LemonError
 
-BackendName = Literal["openai", "embedded", "scripted"]
-SHIPPED = ("embedded", "scripted")
+BackendName = Literal["openai", "embedded", "scripted", "simulated"]
+SHIPPED = ("embedded", "scripted", "simulated")
 MAX_BYTES = 1 << 20
 
 
@@ -39,6 +39,9 @@ class ModelConfig:
     context: int = 2048  # tokens of one slot
     threads: int | None = None  # None: the cores this process may use
     deterministic: bool = False  # one slot and no prompt cache: no reply depends on another
+    level: str = ""  # which level of the parameters a simulated model has
+    parameters: Path | None = None  # of a simulated model; None: the shipped ones
+    seed: int = 0  # of a simulated model's replies
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +75,7 @@ class WorkerConfig:
 
 
 def worker_config(name_or_path: str) -> WorkerConfig:
-    """The shipped worker file "embedded" or "scripted", or the one at a path.
+    """The shipped worker file "embedded", "scripted" or "simulated", or the one at a path.
 
     Raises:
         LemonError: no such file, or its faults, all in one message.
@@ -139,11 +142,12 @@ def _model(name: str, table: Any, folder: Path, faults: Faults) -> ModelConfig |
             faults.add(f"{where}: expected either path (a local GGUF file) or preset")
         if values.get("deterministic") and values.setdefault("slots", 1) != 1:
             faults.add(f"{where}.slots: found {values['slots']}, expected 1 with deterministic = true")
-        if "path" in values:
+    for key in ("path", "parameters"):
+        if key in values:
             try:
-                values["path"] = folder / Path(values["path"]).expanduser()
+                values[key] = folder / Path(values[key]).expanduser()
             except RuntimeError as e:  # "~somebody/" of somebody unknown
-                faults.add(f"{where}.path: found {shown(values.pop('path'))}: {e}; expected a file")
+                faults.add(f"{where}.{key}: found {shown(values.pop(key))}: {e}; expected a file")
     if backend == "openai":
         values.setdefault("slots", 16)  # a server for many users, not this machine's cores
     return ModelConfig(**({"name": name} | values))
@@ -154,7 +158,7 @@ def _capacities(
 ) -> dict[str, CapacityConfig]:
     tables = faults.tables("capacities", data)
     faults.unknown("capacities", tables, LEVELS)
-    capacities = {}
+    capacities: dict[str, CapacityConfig] = {}
     for level in LEVELS:
         where = f"capacities.{level}"
         if level not in tables:
@@ -174,6 +178,32 @@ def _capacities(
                 f"{where}.max_tokens: expected below models.{name}.context = {model.context}, "
                 "which also holds the prompt"
             )
+        if model and model.backend == "simulated":
+            _check_simulated(level, tables[level], model, capacities, models, faults)
         if faults.count == before:
             capacities[level] = CapacityConfig(**values)
+    kinds = {models[capacity.model].backend for capacity in capacities.values() if capacity.model in models}
+    if "simulated" in kinds and len(kinds) > 1:
+        faults.add(f"capacities: found models of {' and '.join(sorted(kinds))}; simulated ones stand alone")
     return capacities
+
+
+def _check_simulated(
+    level: str,
+    table: dict[str, Any],
+    model: ModelConfig,
+    earlier: dict[str, CapacityConfig],
+    models: dict[str, ModelConfig],
+    faults: Faults,
+) -> None:
+    """Note what has no effect on simulated workers, and levels that two capacities would share."""
+    for key in ("samples", "temperature", "max_tokens"):
+        if key in table:
+            faults.add(f"capacities.{level}.{key}: has no effect on a simulated model; leave it out")
+    for other, capacity in earlier.items():
+        # Their replies would be one and the same draw.
+        if models[capacity.model].level == model.level:
+            faults.add(
+                f"capacities.{level}.model: has the level {model.level}, as capacities.{other} has; "
+                "expected one of its own"
+            )

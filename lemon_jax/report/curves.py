@@ -21,6 +21,7 @@ class _Chart:
 
 _CHARTS = (
     _Chart(title="Reward", keys=("reward",)),
+    _Chart(title="Regret against the best spec", keys=("regret",), low=0.0),
     _Chart(title="Accuracy", keys=("accuracy",), form=percent, low=0.0, high=1.0),
     _Chart(title="Cost per task", keys=("cost_per_task",), low=0.0),
     _Chart(title="Worker tokens", keys=("worker_tokens",), low=0.0),

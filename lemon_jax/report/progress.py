@@ -22,6 +22,7 @@ _FACTS_EVERY_S = 1.0  # steps of a simulated pool take milliseconds: a line each
 _REDRAW_S = 0.1
 _FACTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "reward": ("reward", lambda v: f"{v:.2f}"),
+    "regret": ("regret", lambda v: f"{v:.3f}"),
     "accuracy": ("acc", lambda v: f"{v:.2f}"),
     "invalid_rate": ("invalid", lambda v: f"{100 * v:.0f} %"),
     "cost_per_task": ("cost", lambda v: f"{v:,.0f}"),

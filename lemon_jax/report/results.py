@@ -9,28 +9,40 @@ from typing import Any
 from .comparison import OURS, Comparison, compare, interval_text, p_text
 from .run_files import RunFiles, number, objects
 from .svg import compact, esc, interval_mark, percent
-from .table import accuracy_text, best, calls_line, interval, setting_keys, shown_faults, warnings
+from .table import (
+    accuracy_text,
+    best,
+    calls_line,
+    has_regret,
+    interval,
+    regret_text,
+    setting_keys,
+    shown_faults,
+    warnings,
+)
 
 
 def results_section(run: RunFiles, reference: str = OURS) -> str:
     """The table of methods, how they compare task by task, and what must be known to quote them."""
     rows = objects(run.summary.get("eval"))
-    loud = "".join(f'<p class="loud">{esc(text)}</p>' for text in warnings(run.summary))
+    said = warnings({"simulated": run.simulated} | run.summary)  # of a run without a summary too
+    loud = "".join(f'<p class="loud">{esc(text)}</p>' for text in said)
     if not rows:
         return loud
     faults = shown_faults(rows)
+    regret = [("regret per task", "regret_per_task")] if has_regret(rows) else []
     heads = [
         "prompt tokens",
         "generated tokens",
         "cost per task",
-        *(header for header, _ in faults),
+        *(header for header, _ in (*faults, *regret)),
         "wall s",
     ]
     keys = [
         "prompt_tokens_per_task",
         "generated_tokens_per_task",
         "cost_per_task",
-        *(key for _, key in faults),
+        *(key for _, key in (*faults, *regret)),
         "wall_s",
     ]
     top = {"accuracy": best(rows, "accuracy", max), "cost_per_task": best(rows, "cost_per_task", min)}
@@ -110,7 +122,7 @@ def _row(row: Mapping[str, Any], setting: list[str], keys: list[str], top: Mappi
     ]
     for key in ["n", *keys]:
         value = number(row.get(key))
-        text = "-" if value is None else compact(value)
+        text = "-" if value is None else regret_text(row) if key == "regret_per_task" else compact(value)
         cells.append(
             f'<td class="n{" best" if value is not None and value == top.get(key) else ""}">{text}</td>'
         )

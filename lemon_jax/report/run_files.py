@@ -24,6 +24,12 @@ class RunFiles:
     executions: list[dict[str, Any]]
     notes: tuple[str, ...]  # what was left out, for the reader of the report
 
+    @property
+    def simulated(self) -> bool:
+        """Whether no language model answered, by the identities of the run's workers."""
+        identities = mapping(mapping(self.manifest.get("workers")).get("identities"))
+        return any(str(name).startswith("simulated:") for name in identities.values())
+
 
 def load_run(run_dir: Path) -> RunFiles:
     """Read a run directory, finished or not.

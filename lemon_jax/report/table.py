@@ -69,6 +69,7 @@ def title_line(summary: Mapping[str, Any]) -> str:
         f"{plain(data['split'])} split" if data.get("split") else "",
         f"n {n:,.0f}" if n is not None else "",
         f"seed {plain(seed)}" if seed is not None else "",
+        "simulated workers" if is_simulated(summary) else "",
         f"{plain(data['source'])} data" if data.get("source") else "",
     ]
     rows = objects(summary.get("eval"))
@@ -96,11 +97,16 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
     found = []
     if mapping(summary.get("data")).get("source") == "sample":
         found.append(SAMPLE_WARNING)
-    if summary.get("workers") == "simulated":
+    if is_simulated(summary):
         found.append(SIMULATED_WARNING)
     if unmetered := sum(number(row.get("unmetered_calls")) or 0 for row in objects(summary.get("eval"))):
         found.append(f"{unmetered:,.0f} calls came without token counts: tokens and cost are not known")
     return found
+
+
+def is_simulated(summary: Mapping[str, Any]) -> bool:
+    """Whether a summary's workers are simulated, those of a worker file of one's own too."""
+    return summary.get("workers") == "simulated" or summary.get("simulated") is True
 
 
 def calls_line(summary: Mapping[str, Any]) -> str:
@@ -168,7 +174,20 @@ def _columns(rows: list[dict[str, Any]], setting: list[str]) -> list[tuple[str, 
     ]
     for header, key in shown_faults(rows):
         columns.append((header.replace(" ", "\n"), key, _count(key)))
+    if has_regret(rows):
+        columns.append(("regret\n/ task", "regret_per_task", regret_text))
     return [*columns, ("wall\ns", "wall_s", _count("wall_s"))]
+
+
+def has_regret(rows: list[dict[str, Any]]) -> bool:
+    """Whether the best spec was known to any of these evaluations."""
+    return any(number(row.get("regret_per_task")) is not None for row in rows)
+
+
+def regret_text(row: Row) -> str:
+    """By how much the best spec of a task is expected to have the higher reward, to three places."""
+    value = number(row.get("regret_per_task"))
+    return _DASH if value is None else f"{value:.3f}"
 
 
 def _setting_column(keys: list[str]) -> tuple[str, str, Callable[[Row], str]]:

@@ -7,7 +7,7 @@ import asyncio
 import hashlib
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +21,19 @@ from lemon_jax.extraction import read_answer
 from lemon_jax.report import RunProgress, write_report
 from lemon_jax.report.cli import print_results
 from lemon_jax.report.run_files import plain
+from lemon_jax.report.table import SIMULATED_WARNING
 from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.runtime.cli import read_spec
 from lemon_jax.runtime.tools import ACCEPTED
-from lemon_jax.spec import CAPACITIES, Spec, baselines, dump
+from lemon_jax.spec import CAPACITIES, Parsed, Spec, baselines, dump
 from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
 from lemon_jax.train.grading import Grader
+from lemon_jax.train.optimum import Optimum
 from lemon_jax.train.provenance import SPLIT, made_of, tested
+from lemon_jax.train.regret import Regret
+from lemon_jax.train.rewards import RewardConfig
 from lemon_jax.train.run_dir import EXECUTIONS, MANIFEST, SUMMARY, RunDir
+from lemon_jax.train.simulation import is_simulated, seal
 
 SAMPLE = "sample"
 _SAMPLE_TASKS, _SAMPLE_MOST = 64, 5000  # more would take long to make, and be much alike
@@ -113,6 +118,9 @@ def _evaluate(args: argparse.Namespace, method: str, spec: Spec) -> int:
         # A baseline of this name has roles of the task's own family.
         spec = baselines(args.capacity, seed=args.seed, family=tasks[0].family).get(args.spec, spec)
         pool = WorkerPool(worker_config(args.workers), progress.download)
+        if is_simulated(pool):
+            pool.world = seal(dataset.test)
+            progress.note(SIMULATED_WARNING)
         summary, run = asyncio.run(_run(args, method, spec, dataset, tasks, pool, progress, grader))
     executions = run.read(EXECUTIONS)
     print_results(summary, executions)
@@ -155,9 +163,16 @@ async def _run(
                     extractor=grader.extractor,
                     protocol=args.protocol,
                 )
-                specs = fixed(spec, len(tasks))
                 row, lines = await evaluate(
-                    executor, store, method, tasks, specs, progress.advance, setting=setting, grader=grader
+                    executor,
+                    store,
+                    method,
+                    tasks,
+                    fixed(spec, len(tasks)),
+                    progress.advance,
+                    setting=setting,
+                    grader=grader,
+                    regret=_regret(pool, grader),
                 )
             except LemonError:
                 if not (run.path / SUMMARY).exists():
@@ -185,7 +200,13 @@ def _summary(
         "data": tested(dataset),
         "train": {"live_calls": live_calls},
         "eval": [row],
+        **({"simulated": True} if row.get("simulated") else {}),
     }
+
+
+def _regret(pool: WorkerPool, grader: Grader) -> Callable[[Parsed, Task], float] | None:
+    """Under the default reward; None for real workers, whose best spec nobody knows."""
+    return Regret(Optimum(pool, RewardConfig(), grader.extractor)).of if is_simulated(pool) else None
 
 
 def _dataset(args: argparse.Namespace, progress: RunProgress) -> Dataset:

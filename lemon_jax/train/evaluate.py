@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -199,11 +200,13 @@ async def evaluate(
     *,
     setting: Setting,
     grader: Grader | None = None,
+    regret: Callable[[Parsed, Task], float] | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One row of the results table, and its lines of executions.jsonl; each has the `output` that was graded.
 
     `accuracy` is over the tasks that no infrastructure failure took out; its interval is Wilson's
     95 %. A spec that is not strictly valid is executed as repaired; what cannot be repaired is wrong.
+    `regret` of each spec is known where workers are simulated, and the row says that they are.
     """
     start = time.monotonic()
     scope = f"eval:{method}"
@@ -249,6 +252,10 @@ async def evaluate(
         "unmetered_calls": unmetered,
         "wall_s": round(time.monotonic() - start, 1),
     }
+    if regret is not None:
+        each = [value for s in scored if not math.isnan(value := regret(s.parsed, s.task))]
+        row["regret_per_task"] = round(sum(each) / len(each), 4) if each else None
+        row["simulated"] = True
     return row, [
         record(s, phase="eval", method=method, step=None)
         | {"output": s.execution.answer_text if s.execution else ""}

@@ -19,10 +19,13 @@ from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.spec import Parsed, baseline_names, baselines
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
+from lemon_jax.train.optimum import Optimum
 from lemon_jax.train.provenance import SPLIT, made_of, tested
+from lemon_jax.train.regret import Regret
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, SUMMARY, TIMINGS, RunDir
 from lemon_jax.train.search import METHOD as BEST_FIXED
 from lemon_jax.train.search import Found, search_fixed
+from lemon_jax.train.simulation import is_simulated
 from lemon_jax.train.trainer import Trainer
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "numpy", "xllamacpp")
@@ -50,6 +53,12 @@ class Job:
     allow_unsandboxed: bool = False
     resumed: bool = False
     _earlier_s: float = field(default=0.0, init=False)  # seconds of the steps that earlier processes took
+    _regret: Regret | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        if is_simulated(self.pool):
+            optimum = Optimum(self.pool, self.config.reward, self.config.grader.extractor)
+            self._regret = Regret(optimum)
 
     async def execute(self) -> dict[str, Any]:
         """Train, evaluate, write `summary.json`; returns the summary."""
@@ -77,6 +86,7 @@ class Job:
             executor=executor,
             store=store,
             run=self.run,
+            regret=self._regret,
         )
         try:
             done = trainer.resume() if self.resumed else 0
@@ -99,6 +109,7 @@ class Job:
                     "steps": self.config.steps,
                     "config_sha256": self.config.sha256(),
                     "params_sha256": params_sha256(trainer.decoder()),
+                    **self._simulated(),
                 }
             )
         finally:
@@ -159,7 +170,15 @@ class Job:
         for method, parsed in specs.items():
             self.progress.phase(f"evaluating {method}", len(tasks))
             row, lines = await evaluate(
-                executor, store, method, tasks, parsed, self.progress.advance, setting=setting, grader=grader
+                executor,
+                store,
+                method,
+                tasks,
+                parsed,
+                self.progress.advance,
+                setting=setting,
+                grader=grader,
+                regret=self._regret.of if self._regret else None,
             )
             self.run.append(EXECUTIONS, lines)
             rows.append(row)
@@ -198,7 +217,12 @@ class Job:
             # Of the whole run: training, search and evaluation, over all its processes.
             "calls": {"recorded": store.count(recorded=True), "live": store.count(recorded=False)},
             "eval": rows,
+            **self._simulated(),
         }
+
+    def _simulated(self) -> dict[str, bool]:
+        """What every file with a result of simulated workers says; nothing for real ones."""
+        return {"simulated": True} if self._regret else {}
 
 
 def _verdict(rollout: Rollout) -> Parsed:

@@ -17,6 +17,7 @@ from lemon_jax.train.config import RunConfig
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.evaluate import Scored, count_calls, execute, record, together
 from lemon_jax.train.grading import Grader
+from lemon_jax.train.regret import Regret
 from lemon_jax.train.rewards import Reward, reward_of
 
 
@@ -166,8 +167,11 @@ def execution_rows(outcome: StepOutcome, config: RunConfig, step: int) -> list[d
     return rows
 
 
-def step_metrics(outcome: StepOutcome, store: CallStore, sampler: EditSampler, step: int) -> dict[str, Any]:
-    """What the workers' side of a step amounts to; means are over valid, unmasked executions."""
+def step_metrics(
+    outcome: StepOutcome, store: CallStore, sampler: EditSampler, step: int, regret: Regret | None = None
+) -> dict[str, Any]:
+    """What the workers' side of a step amounts to; means are over valid, unmasked executions, but those of
+    `reward`, `invalid_rate` and `regret` over all that are known. `regret` needs simulated workers."""
     totals = outcome.totals()
     executed = [
         s for s, r in zip(outcome.scored, outcome.rewards, strict=True) if s.execution and not r.masked
@@ -197,6 +201,12 @@ def step_metrics(outcome: StepOutcome, store: CallStore, sampler: EditSampler, s
         "cached_calls": calls.cached + extra.cached,
         "recorded_calls": calls.recorded + extra.recorded,
     }
+    if regret is not None:
+        each = [
+            regret.of(r.parsed, s.task, valid=r.valid)
+            for r, s in zip(outcome.rollouts, outcome.scored, strict=True)
+        ]
+        metrics["regret"] = _mean([x for x in each if not np.isnan(x)])
     p = sampler.probabilities()
     for family in FAMILIES:
         sizes = [abs(c.difference) for c in outcome.contrasts if c.edit.family == family]

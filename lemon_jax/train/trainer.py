@@ -20,9 +20,13 @@ from lemon_jax.train.checkpoint import Checkpoints
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.losses import group_advantages, zero_std_fraction
+from lemon_jax.train.regret import Regret
 from lemon_jax.train.rollouts import StepOutcome, execution_rows, run_step, step_metrics, tasks_of_step
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, TIMINGS, RunDir
 from lemon_jax.train.update import init_state, update
+
+# Of a step's metrics, what a person sees while the run goes on.
+FACTS = ("reward", "regret", "accuracy", "invalid_rate", "cost_per_task", "worker_tokens")
 
 
 class Progress(Protocol):
@@ -41,6 +45,7 @@ class Trainer:
     executor: Executor
     store: CallStore
     run: RunDir
+    regret: Regret | None = None  # where the best spec is known
 
     def __post_init__(self) -> None:
         self._graph, self._reference = nnx.split(self.policy.decoder)
@@ -71,13 +76,7 @@ class Trainer:
             self.steps_done += 1
             if self.steps_done % self.config.checkpoint_every == 0 or self.steps_done == self.config.steps:
                 self._checkpoints.save(self.steps_done, self._state, self._sampler)
-            progress.advance(
-                1,
-                **{
-                    k: metrics[k]
-                    for k in ("reward", "accuracy", "invalid_rate", "cost_per_task", "worker_tokens")
-                },
-            )
+            progress.advance(1, **{name: metrics[name] for name in FACTS if name in metrics})
 
     async def _step(self, step: int) -> dict[str, Any]:
         started = time.monotonic()
@@ -93,7 +92,7 @@ class Trainer:
         sampled = time.monotonic()
         outcome = await run_step(self.executor, self.config, step, tasks, rollouts, self._sampler)
         executed = time.monotonic()
-        metrics = step_metrics(outcome, self.store, self._sampler, step)
+        metrics = step_metrics(outcome, self.store, self._sampler, step, self.regret)
         metrics |= self._update(outcome, step)
         self._sampler = self._sampler.updated(
             [(c.edit.family, c.difference) for c in outcome.contrasts if not np.isnan(c.difference)]

@@ -189,3 +189,30 @@ def test_embedded_path_faults(tmp_path, monkeypatch):
 
     with pytest.raises(LemonError, match=r"models\.m\.path: cannot read"):
         run_pool(text, identity)
+
+
+SIMULATED = "".join(
+    f'[models.{c}]\nbackend = "simulated"\nlevel = "{c}"\n[capacities.{c}]\nmodel = "{c}"\nprice = 1\n'
+    for c in ("small", "medium", "large")
+)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ('level = "small"', 'level = "tiny"', "models.small.level: found 'tiny', expected one of small"),
+        ('level = "small"', 'level = "large"', "capacities.large.model: has the level large, as capac"),
+        ('model = "small"\n', 'model = "small"\nsamples = 5\ntemperature = 1\n', "samples: has no effect"),
+        (
+            'model = "small"\n',
+            'model = "small"\nmax_tokens = 9\n',
+            "max_tokens: has no effect on",
+        ),
+        ('level = "small"\n', 'level = "small"\nseed = -1\n', "models.small.seed: found -1"),
+        ('backend = "simulated"\nlevel = "small"', 'backend = "scripted"', "simulated ones stand alone"),
+    ],
+)
+def test_faults_of_simulated_models(old, new, message):
+    assert parse(SIMULATED).models["small"].level == "small"
+    with pytest.raises(LemonError, match=message):
+        parse(SIMULATED.replace(old, new, 1))

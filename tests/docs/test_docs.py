@@ -40,7 +40,8 @@ def test_worker_examples_are_valid_and_every_key_is_described():
     assert len(examples) == 2
     for example in examples:
         parse_worker_file(example, source="docs/workers.md", folder=DOCS)
-    assert all(f"`{key}`" in text for kind in ("openai", "embedded", "capacity") for key in _KEYS[kind])
+    kinds = ("openai", "embedded", "simulated", "capacity")
+    assert all(f"`{key}`" in text for kind in kinds for key in _KEYS[kind])
 
 
 def test_the_map_names_every_module():

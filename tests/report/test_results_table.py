@@ -260,3 +260,13 @@ def test_lines_of_a_run(tmp_path):
 
 def test_p_values():
     assert [p_text(p) for p in (0.0312, 0.73, 0.0002, 1.0)] == ["0.031", "0.73", "<0.001", "1.00"]
+
+
+def test_regret_has_a_column_where_it_is_known():
+    assert "regret" not in render(summary())
+    rows = [ROWS[0] | {"regret_per_task": 0.0513}, ROWS[1]]
+    text = render(summary(eval=rows, simulated=True, workers="mine.toml"))
+    assert "regret" in text
+    assert "0.051" in text
+    assert "simulated workers" in text.splitlines()[0]
+    assert "no language model answered" in text
