@@ -229,6 +229,54 @@ def test_leading_indicators_are_repaired(document, agent, duty):
     assert parse(document(agent(duty=duty))).spec.agents[0].duty == duty
 
 
+CUT = [
+    "Multiply the price by the # of shirts",
+    "Add #3\t# then 4",
+    "the  # of shirts, twice",
+    "[check] # of shirts",
+    "{n} # of shirts",
+    "Add #",
+]
+
+
+@pytest.mark.parametrize("duty", CUT)
+def test_a_number_sign_does_not_cut_a_duty_off_in_silence(document, agent, duty):
+    parsed = parse(document(agent(duty=duty)))
+    cut = [i for i in parsed.issues if "comment" in i.message]
+    assert [(i.code, i.path, i.line) for i in cut] == [("E_SYNTAX", ("agents", 0, "duty"), 6)]
+    assert document(agent(duty=duty)).split("\n")[5][cut[0].col - 1] == "#"
+    assert cut[0].hint == "quote the value"
+    assert parsed.repairs == ("quote_text",)
+    assert parsed.spec.agents[0].duty == duty
+
+
+def test_a_number_sign_cuts_names_and_last_lines_too(document, agent):
+    parsed = parse(document(agent(name="Analyst # 1")))
+    assert (parsed.spec.agents[0].name, parsed.repairs) == ("Analyst # 1", ("quote_text",))
+    parsed = parse(document(agent(duty="Add\n      the # of shirts\r")))
+    assert (parsed.spec.agents[0].duty, parsed.repairs) == ("Add the # of shirts", ("quote_text",))
+
+
+@pytest.mark.parametrize("duty", ['"a"#b', "'a'#b"])
+def test_a_number_sign_right_behind_a_quote_is_refused(document, agent, duty):
+    parsed = parse(document(agent(duty=duty)))
+    assert [i.code for i in parsed.issues] == ["E_SYNTAX"]
+    assert parsed.spec is None
+
+
+def test_within_braces_the_rest_of_the_line_is_not_guessed_at():
+    text = """\
+version: 1
+agents:
+  - {id: s, name: N, role: math_solver, capacity: small, depends_on: [], duty: the # of x, y
+    }
+output: s
+"""
+    parsed = parse(text)
+    assert [i.code for i in parsed.issues] == ["E_SYNTAX"]
+    assert parsed.spec is None
+
+
 def test_seven_faults_in_one_pass(document, agent):
     text = document(*(agent(f"s{i}", duty=duty) for i, duty in enumerate(INDICATORS)), output="s0")
     parsed = parse(text)
