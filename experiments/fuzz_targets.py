@@ -285,6 +285,8 @@ TARGETS = {
             *("version: 1", "agents:", "- id: ", "name: ", "role: ", "duty: ", "capacity: ", "depends_on: ["),
             *("output: ", "math_solver", "majority_vote", "small", "LARGE", "a1", "```yaml", "---", "%YAML"),
             *("&a", "*a", "!!str", "<<", "\\ud83d\\ude00", "\u00a0", "\u201c", "\t", "|2-", ">+", "? ", ": "),
+            # Runs, of at most 64 bytes each: where a pattern backtracks, they make it slow.
+            *(" " * 64, "\t" * 64, "\n" * 64, "\n-" * 32, " \n" * 32, "~" * 64, "```" + " " * 60 + "`"),
         ),
         longest=16_500,
     ),

@@ -27,6 +27,11 @@ MAX_ID = 32
 _QUOTES = "“”„‟‘’‚‛«»"
 _ODD = re.compile(f"[{_QUOTES}{ODD_SPACES}]")
 _TO_SPACE = re.compile(f"[{ODD_SPACES}]")
+# Letters, signs and marks that show nothing: fillers, the empty Braille cell, variation selectors and so on.
+_HIDDEN = re.compile(
+    "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
+    "\U0001d159\U000e0100-\U000e01ef]"
+)
 
 Spans = dict[Path, tuple[int, int]]
 Draft = dict[str, str | tuple[str, ...]]
@@ -124,7 +129,7 @@ class Checker:
         if node.kind != "scalar":
             self.report("E_SHAPE", path, node.start, f"expected one word, found a {node.kind}")
             return None
-        if not node.text.strip():
+        if _shows_nothing(node.text):
             self.report("E_EMPTY", path, node.start, f"{path[-1]} is empty")
             return None
         value = node.text
@@ -145,16 +150,36 @@ class Checker:
             # `duty: [check] ` reads as a list; its source is the text that was meant.
             value = self.text[node.start : node.end]
             repair = "quote_text" if node.flow else None
+            value += self.cut_off(node, path)
             hint = "quote the value or use |"
             self.report(
                 "E_SHAPE", path, node.start, f"{field} is a {node.kind}, not a text", hint, repair=repair
             )
-        if all(unicodedata.category(c)[0] in "ZC" for c in value):
+        else:
+            value = node.text + self.cut_off(node, path)
+        if _shows_nothing(value):
             self.report("E_EMPTY", path, node.start, f"{field} is empty", f"say what the agent's {field} is")
         if bad := FORBIDDEN.search(value.replace("\u2028", "").replace("\u2029", "")):
             message = f"{field} holds the character U+{ord(bad.group()):04X}"
             self.report("E_CHAR", path, node.start, message, "remove it")
         return value
+
+    def cut_off(self, node: Node, path: Path) -> str:
+        """What a `#` would cut off an unquoted text without a word, spaces before it included; else ""."""
+        end = self.text.find("\n", node.end)
+        rest = self.text[node.end : len(self.text) if end < 0 else end].rstrip(" \t\r")
+        gap = len(rest) - len(rest.lstrip(" \t"))
+        if node.start == node.end or not rest[gap:].startswith("#"):
+            return ""
+        # A quoted text has its own end; two spaces set a name off from a comment.
+        quoted = node.kind == "scalar" and node.style != ""
+        if gap > 0 and (quoted or (path[-1] == "name" and (gap > 1 or "\t" in rest[:gap]))):
+            return ""
+        # Within {} the rest of the line may be another field.
+        repair = None if quoted or self.nodes[path[:2]].flow else "quote_text"
+        message = f"`#` begins a comment and cuts the {path[-1]} off"
+        self.report("E_SYNTAX", path, node.end + gap, message, "quote the value", repair=repair)
+        return rest
 
     def agents(self, node: Node) -> list[Draft]:
         if node.kind != "list":
@@ -174,6 +199,7 @@ class Checker:
             hint = f"an agent has the keys {', '.join(AGENT_KEYS)}"
             self.report("E_SHAPE", path, node.start, f"expected a map, found a {node.kind}", hint)
             return {}
+        self.nodes[path] = node
         fields = self.keys(node, path, AGENT_KEYS)
         readers = {
             "id": self.agent_id,
@@ -202,7 +228,8 @@ class Checker:
             self.report("E_LIMIT", path, node.start, message)
             return value
         # What is one printable word can still be told apart, so it may be executed as it is.
-        repair = "keep_id" if re.fullmatch(r"\S+", value) and value.isprintable() else None
+        told_apart = re.fullmatch(r"\S+", value) and value.isprintable() and not _HIDDEN.search(value)
+        repair = "keep_id" if told_apart else None
         hint = "a letter or _, then letters, digits, _ and -"
         self.report("E_ID_FORMAT", path, node.start, f"{shown(value)} is not an id", hint, repair=repair)
         return value
@@ -279,6 +306,10 @@ class Checker:
             message = f"agents depend on each other in a circle: {' -> '.join(cycle)}"
             self.report("E_CYCLE", path, self.nodes[path].start, message, "remove one of these dependencies")
         return closed
+
+
+def _shows_nothing(text: str) -> bool:
+    return all(unicodedata.category(c)[0] in "ZC" or _HIDDEN.match(c) for c in text)
 
 
 def _meant(word: str, options: Collection[str]) -> str:

@@ -15,12 +15,15 @@ from .errors import Fault, Finding
 from .reader import Node
 
 ODD_SPACES = "\xa0\u1680\u2000-\u200a\u202f\u205f\u3000"
-_FENCE = re.compile(r"^ {0,3}(?P<mark>`{3,}|~{3,})[ \t]*(?P<info>[^\n`]*?)[ \t\r]*$", re.MULTILINE)
-_SPEC_KEY = re.compile(r'^[\s{-]*"?(?:agents|version)"?\s*:', re.MULTILINE)
-# A one-line name or duty whose value is neither quoted nor a block scalar.
+# Every run is possessive: where two of them could share a run of spaces, backtracking would take cubic time.
+_FENCE = re.compile(r"^\ufeff? {0,3}(?P<mark>`{3,}+|~{3,}+)(?P<info>[^\n`]*+)$", re.MULTILINE)
+_SPEC_KEY = re.compile(
+    rf"""^(?:---)?[\ufeff \t{{{ODD_SPACES}]*+["']?(?:agents|version)["']?[ \t]*+:""", re.MULTILINE
+)
+# A one-line name or duty (without the spaces at its end) whose value is neither quoted nor a block scalar.
 _TEXT_FIELD = re.compile(
-    r"(?P<head>[ \t]*(?:-[ \t]+)?(?P<key>name|duty)[ \t]*:[ \t]+)"
-    r"(?P<value>(?![\"'])(?![|>][-+\d]*[ \t\r]*(?:#.*)?$)\S.*?)[ \t\r]*$"
+    r"(?P<head>[ \t]*+(?:-[ \t]++)?(?P<key>name|duty)[ \t]*+:[ \t]++)"
+    r"(?P<value>(?![\"'])(?![|>][-+\d]*+[ \t]*+(?:#.*)?$)\S.*)"
 )
 # `&d "text"` and a lone `*d` look like real references, which are refused and not guessed at.
 _REFERENCE = re.compile(r"""[&!]\S*\s*(?:["'|>\[{*].*)?|\*[\w-]+""")
@@ -65,9 +68,13 @@ def original_index(index: int, splices: list[Splice]) -> int:
 
 def diagnose(text: str, fault: Fault) -> tuple[Finding, Fix | None]:
     """What a person should be told about the fault, and how to mend it (None: it cannot be mended)."""
-    finding = fault.finding
     if fences := list(_FENCE.finditer(text)):
-        return _fenced(text, fences)
+        return _fenced(text, fences, fault)
+    return _unfenced(text, fault)
+
+
+def _unfenced(text: str, fault: Fault) -> tuple[Finding, Fix | None]:
+    finding = fault.finding
     if finding.code not in ("E_SYNTAX", "E_ANCHOR", "E_ALIAS", "E_TAG"):
         return finding, None
     if finding.code == "E_SYNTAX":
@@ -105,29 +112,40 @@ def _line(text: str, index: int) -> tuple[int, str]:
     return start, text[start : len(text) if end < 0 else end]
 
 
-def _fenced(text: str, fences: list[re.Match[str]]) -> tuple[Finding, Fix | None]:
-    blocks: list[tuple[re.Match[str], re.Match[str]]] = []
-    opener: re.Match[str] | None = None
-    for fence in fences:
-        if opener is None:
-            opener = fence
-        elif fence["mark"].startswith(opener["mark"]) and not fence["info"]:
-            blocks.append((opener, fence))
-            opener = None
-    openers = [first for first, _ in blocks] + ([opener] if opener else [])
-    if len(openers) > 1:
-        return _ambiguous(openers[1].start(), "more than one fenced block"), None
+def _fenced(text: str, fences: list[re.Match[str]], fault: Fault) -> tuple[Finding, Fix | None]:
+    """Take the one fenced spec, or the one before a lone closing fence; never one of two specs."""
+    blocks, opener = _blocks(fences)
+    opened = [block[0] for block in blocks] + ([opener] if opener else [])
+    places = [(first.start(), last.end()) for first, last in blocks]
+    if opener:
+        places.append(opener.span())
+    outside = "\n".join(text[a:b] for a, b in _gaps(places, len(text) if blocks else places[-1][1]))
+    has_spec = bool(_SPEC_KEY.search(outside))
+    # The fences of a spec may stand in its duties; then the fault lies elsewhere and is mended there.
+    marks = [fault.finding.index] + ([] if fault.context is None else [fault.context])
+    at_fence = any(fence.start() <= mark <= fence.end() for fence in fences for mark in marks)
+    if has_spec and not at_fence:
+        answer = _unfenced(text, fault)
+        if answer[1] is not None:
+            return answer
+    if len(opened) > 1:
+        return _ambiguous(opened[1].start(), "more than one fenced block"), None
+    first = opened[0]
     if blocks:
-        start, end = blocks[0][0].end(), blocks[0][1].start()
+        if has_spec:
+            return _ambiguous(first.start(), "a spec outside the fence"), None
+        start, end = first.end(), blocks[0][1].start()
     else:
-        before, after = text[: openers[0].start()], text[openers[0].end() :]
-        is_before, is_after = bool(_SPEC_KEY.search(before)), bool(_SPEC_KEY.search(after))
-        if is_before and is_after:
-            return _ambiguous(openers[0].start(), "a spec on both sides of one fence"), None
-        lone_closer = is_before or not after.strip()
-        start, end = (0, len(before)) if lone_closer else (openers[0].end(), len(text))
-    outside = _FENCE.sub("", text[:start] + "\n" + text[end:])
-    names = ("strip_prose", "strip_fence") if outside.strip("\ufeff \t\r\n") else ("strip_fence",)
+        after = text[first.end() :]
+        if has_spec and _SPEC_KEY.search(after):
+            return _ambiguous(first.start(), "a spec on both sides of one fence"), None
+        if has_spec and not at_fence and fault.finding.index > first.end():
+            # What follows was read as part of the spec, so it is not prose to be dropped.
+            return _unfenced(text, fault)[0], None
+        lone_closer = has_spec or not after.strip()
+        start, end = (0, first.start()) if lone_closer else (first.end(), len(text))
+    dropped = _FENCE.sub("", text[:start] + "\n" + text[end:])
+    names = ("strip_prose", "strip_fence") if dropped.strip("\ufeff \t\r\n") else ("strip_fence",)
     finding = Finding(
         code="E_FENCE",
         index=fences[0].start(),
@@ -138,6 +156,27 @@ def _fenced(text: str, fences: list[re.Match[str]]) -> tuple[Finding, Fix | None
     return finding, Fix((Splice(end, len(text) - end, ""), Splice(0, start, "")), names)
 
 
+def _blocks(
+    fences: list[re.Match[str]],
+) -> tuple[list[tuple[re.Match[str], re.Match[str]]], re.Match[str] | None]:
+    """The pairs of an opening and a closing fence, and an opener that nothing closes."""
+    blocks: list[tuple[re.Match[str], re.Match[str]]] = []
+    opener: re.Match[str] | None = None
+    for fence in fences:
+        if opener is None:
+            opener = fence
+        elif fence["mark"].startswith(opener["mark"]) and not fence["info"].strip():
+            blocks.append((opener, fence))
+            opener = None
+    return blocks, opener
+
+
+def _gaps(places: list[tuple[int, int]], end: int) -> list[tuple[int, int]]:
+    """What lies before, between and behind these places, up to `end`."""
+    starts = [0, *(b for _, b in places)]
+    return list(zip(starts, [*(a for a, _ in places), end], strict=True))
+
+
 def _ambiguous(index: int, message: str) -> Finding:
     return Finding(code="E_AMBIGUOUS", index=index, message=message, hint="write one spec only")
 
@@ -145,8 +184,11 @@ def _ambiguous(index: int, message: str) -> Finding:
 def _tab(text: str, index: int) -> tuple[Finding, Fix] | None:
     start, line = _line(text, index)
     margin = line[: len(line) - len(line.lstrip(" \t"))]
+    indent: str | None = None
     if text[index : index + 1] == "\t" and index >= start + len(margin):
         at, run = index, re.match(r"\t+", text[index:]).group()  # type: ignore[union-attr]
+        if line[: index - start] == margin + "-":
+            indent = " " + "  " * (len(run) - 1)  # the dash itself is the first column
     elif "\t" in margin:
         at, run = start, margin
     else:
@@ -159,7 +201,8 @@ def _tab(text: str, index: int) -> tuple[Finding, Fix] | None:
         repair="tabs_to_spaces",
     )
     # Two columns a tab, the width of "- ", so that `\t- id` and `\t\tname` stay aligned.
-    return finding, Fix((Splice(at, len(run), run.replace("\t", "  ")),), ("tabs_to_spaces",))
+    new = run.replace("\t", "  ") if indent is None else indent
+    return finding, Fix((Splice(at, len(run), new),), ("tabs_to_spaces",))
 
 
 def _odd_space(text: str, index: int) -> tuple[Finding, Fix] | None:
@@ -203,7 +246,7 @@ def _unquoted(text: str, fault: Fault) -> tuple[Finding, Fix | None]:
     if fault.context is not None and text[fault.context : fault.context + 1] in tuple("{[*&!"):
         index = fault.context
     start, line = _line(text, index)
-    match = _TEXT_FIELD.match(line)
+    match = _TEXT_FIELD.fullmatch(line.rstrip(" \t\r"))
     if not match:
         return finding, None
     value = match["value"]

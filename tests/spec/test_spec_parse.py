@@ -271,11 +271,57 @@ def test_spans_are_right_behind_wide_characters_and_a_byte_order_mark(document, 
         assert text[start:end] == "|\r\n      求解"
 
 
-@pytest.mark.parametrize("value", ['""', "", '"  "', '"\\u200b"', '"\u00a0"', "|\n"])
+@pytest.mark.parametrize(
+    "value",
+    [
+        *('""', "", '"  "', '"\\u200b"', '"\u00a0"', "|\n"),
+        *(
+            "\u2800",
+            "\u3164",
+            "\u115f",
+            "\u1160",
+            "\uffa0",
+            "\ufe0f",
+            "\U000e0100",
+            "\u034f",
+            '"\u3164 \u2800"',
+        ),
+    ],
+)
 @pytest.mark.parametrize("field", ["name", "duty"])
 def test_empty_text(document, agent, field, value):
     issue = only(document(agent(**{field: value})))
     assert (issue.code, issue.path) == ("E_EMPTY", ("agents", 0, field))
+
+
+@pytest.mark.parametrize("char", ["\u3164", "\u2800", "\ufe0f", "\u115f", "\u034f"])
+def test_an_id_with_a_character_that_shows_nothing_is_refused(document, agent, char):
+    parsed = parse(document(agent("s"), agent("s" + char)))
+    assert [i.code for i in parsed.issues] == ["E_ID_FORMAT"]
+    assert parsed.spec is None
+    assert codes(document(agent(char), agent("s"))) == ["E_EMPTY"]
+
+
+@pytest.mark.parametrize(
+    "comment",
+    [
+        ("name: Solver", "name: Solver  # a name"),
+        ("name: Solver", 'name: "Solver" # a name'),
+        ("duty: Add.", 'duty: "Add." # a duty'),
+        ("duty: Add.", "duty: 'Add.'   # a duty"),
+        ("duty: Add.", "duty: | # a duty\n      Add."),
+        ("duty: Add.", "duty: Add.\n    # a line of its own"),
+        ("capacity: small", "capacity: small # | medium"),
+        ("id: s", "id: s # id"),
+        ("duty: Add.", 'duty: "Add #3 and #"'),
+    ],
+)
+def test_comments(document, agent, comment):
+    old, new = comment
+    text = document(agent("s")).replace(old, new)
+    spec = parse_strict(text).agents[0]
+    assert (spec.id, spec.name, spec.capacity) == ("s", "Solver", "small")
+    assert spec.duty.strip() in ("Add.", "Add #3 and #")
 
 
 def test_yaml_inside_a_literal_duty_stays_text(document, agent):

@@ -47,6 +47,7 @@ PIECES = st.sampled_from(
             "'",
             "\\",
             "`",
+            "```",
             "```\n",
             "```yaml\n",
             "~~~",
@@ -165,6 +166,20 @@ HEAVY = {
     "anchors": "&a " * 5000,
     "explicit keys": "? " * 8000,
     "comments": "#\n" * 8000,
+    "spaces behind a fence": "```" + " " * 16000 + "`",
+    "tabs behind a fence": "```x" + "\t" * 16000 + "`",
+    "tildes": "~" * 16000 + "`",
+    "lines of spaces behind fences": ("```" + " " * 1000 + "`\n") * 16,
+    "dashes before a fence": "@\n" + "\n-" * 7000 + "\n```\nx",
+    "braces before a fence": "@\n" + "{" * 16000 + "\n```\nx",
+    "empty lines behind a fence": "@\n```\n" + "\n" * 16000,
+    "empty lines behind a key": "@\nversion" + "\n" * 16000 + "```\nx",
+    "spaces within a text": "duty: a: b" + " " * 16000 + "c",
+    "spaces before a text": "duty:" + " " * 16000 + "a: b",
+    "spaces behind an indicator": "duty: a: b |" + " " * 8000 + "#" + " " * 7000 + "c",
+    "spaces behind an anchor": "duty: &a" + " " * 16000 + "b",
+    "spaces behind a dash": "-" + " " * 16000 + "duty: a: b",
+    "odd spaces behind a word": "a" + "\u00a0" * 5000 + "b: c: d",
 }
 
 

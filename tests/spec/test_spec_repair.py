@@ -43,6 +43,97 @@ def test_two_fenced_blocks_are_ambiguous(example):
     assert [i.code for i in parse(f"{example}```\n{example}").issues] == ["E_AMBIGUOUS"]
 
 
+def test_a_spec_outside_the_fence_is_ambiguous(example):
+    other = example.replace("medium", "large")
+    bare_json = json.dumps({"version": 1, "agents": [], "output": "s"})
+    indented = "  " + example.replace("\n", "\n  ").rstrip(" ")
+    for bare in (
+        example,
+        "\ufeff" + example,
+        bare_json + "\n",
+        json.dumps({"agents": []}, indent=2) + "\n",
+        indented,
+    ):
+        parsed = parse(f"{bare}```yaml\n{other}```\n")
+        assert parsed.spec is None
+        assert "E_AMBIGUOUS" in [i.code for i in parsed.issues]
+    for text in (f"```yaml\n{other}```\n{example}", f"```\n{other}```\nor\n{bare_json}"):
+        assert [i.code for i in parse(text).issues] == ["E_AMBIGUOUS"]
+        assert parse(text).spec is None
+
+
+@pytest.mark.parametrize(
+    "prose", ["Note: version: 2", "- agents: two", "Agents: two", "a version: 1", "agents"]
+)
+def test_prose_about_a_spec_is_not_a_spec(example, prose):
+    assert same(parse(f"{prose}\n```yaml\n{example}```\n"), example)
+    assert same(parse(f"```yaml\n{example}```\n{prose}\n"), example)
+
+
+FENCED_DUTIES = """\
+version: 1
+output: s
+agents:
+- id: s
+  name: Solver: careful
+  role: math_solver
+  duty: |
+   Write
+   ```yaml
+   version: 1
+   agents:
+   - {id: x, name: N, role: math_solver, duty: D, capacity: small, depends_on: []}
+   output: x
+   ```
+  capacity: small
+  depends_on: []
+- id: t
+  name: Reader
+  role: math_solver
+  duty: Read.
+  capacity: small
+  depends_on: [s]
+"""
+
+
+@pytest.mark.parametrize("closed", [True, False], ids=["closed", "left open"])
+@pytest.mark.parametrize("twice", [True, False], ids=["two fences", "one fence"])
+@pytest.mark.parametrize(
+    ("strict", "faulty"),
+    [
+        ('"Solver: careful"', "Solver: careful"),
+        ("Reader", "Reader: careful"),
+        ("  role", "\trole"),
+        ("id: s", "id:\u00a0s"),
+    ],
+)
+def test_a_fence_in_a_duty_is_never_taken_for_the_spec(strict, faulty, closed, twice):
+    text = FENCED_DUTIES.replace("Solver: careful", '"Solver: careful"')
+    text = text if closed else text.replace("   ```\n", "")
+    text = text.replace("duty: Read.", "duty: |\n   Read\n   ```\n   x\n   ```") if twice else text
+    if "Reader:" in faulty:
+        expected = parse_strict(text.replace("Reader", '"Reader: careful"'))
+    else:
+        expected = parse_strict(text)
+    parsed = parse(text.replace(strict, faulty))
+    assert not parsed.strict_ok
+    assert parsed.spec == expected
+    assert not {"strip_fence", "strip_prose"} & set(parsed.repairs)
+
+
+@pytest.mark.parametrize("fault", ['name: "half', "name: &x |", "nonsense"])
+def test_a_fault_behind_a_fence_in_a_duty_does_not_drop_agents(fault):
+    text = FENCED_DUTIES.replace("Solver: careful", "Solver").replace("   ```\n", "")
+    text = text.replace("name: Reader", fault)
+    assert parse(text).spec is None
+
+
+def test_a_byte_order_mark_before_a_fence(example):
+    parsed = parse(f"\ufeff```yaml\n{example}```")
+    assert same(parsed, example)
+    assert parsed.repairs == ("strip_fence",)
+
+
 def test_an_opener_without_closer_takes_the_rest(example):
     assert same(parse(f"```yaml\n{example}"), example)
     assert same(parse(f"Here it is\n```\n{example}"), example)
@@ -82,6 +173,14 @@ def test_tabs(document, agent):
     assert (parsed.issues[0].line, parsed.issues[0].col) == (3, 1)
     cut = parse("agents:\n\t- id: s").issues
     assert [(i.line, i.col) for i in cut if i.code == "E_TAB"] == [(2, 1)]
+
+
+@pytest.mark.parametrize(("dash", "inner"), [("\t-\t", "\t\t"), ("  -\t", "    "), ("\t-\t\t", "\t\t\t")])
+def test_a_tab_behind_a_dash(document, agent, dash, inner):
+    text = document(agent("s"), agent("t", depends_on="[s]"), output="t")
+    parsed = parse(text.replace("\n    ", "\n" + inner).replace("\n  - ", "\n" + dash))
+    assert same(parsed, text)
+    assert parsed.repairs == ("tabs_to_spaces",)
 
 
 def test_tabs_in_a_literal_duty_are_untouched(document, agent):
@@ -128,6 +227,54 @@ def test_a_leading_indicator_is_never_altered_in_silence(document, agent, duty, 
 @pytest.mark.parametrize("duty", [*INDICATORS, "[x] y: z", "{n}", "> 5 apples", "! really"])
 def test_leading_indicators_are_repaired(document, agent, duty):
     assert parse(document(agent(duty=duty))).spec.agents[0].duty == duty
+
+
+CUT = [
+    "Multiply the price by the # of shirts",
+    "Add #3\t# then 4",
+    "the  # of shirts, twice",
+    "[check] # of shirts",
+    "{n} # of shirts",
+    "Add #",
+]
+
+
+@pytest.mark.parametrize("duty", CUT)
+def test_a_number_sign_does_not_cut_a_duty_off_in_silence(document, agent, duty):
+    parsed = parse(document(agent(duty=duty)))
+    cut = [i for i in parsed.issues if "comment" in i.message]
+    assert [(i.code, i.path, i.line) for i in cut] == [("E_SYNTAX", ("agents", 0, "duty"), 6)]
+    assert document(agent(duty=duty)).split("\n")[5][cut[0].col - 1] == "#"
+    assert cut[0].hint == "quote the value"
+    assert parsed.repairs == ("quote_text",)
+    assert parsed.spec.agents[0].duty == duty
+
+
+def test_a_number_sign_cuts_names_and_last_lines_too(document, agent):
+    parsed = parse(document(agent(name="Analyst # 1")))
+    assert (parsed.spec.agents[0].name, parsed.repairs) == ("Analyst # 1", ("quote_text",))
+    parsed = parse(document(agent(duty="Add\n      the # of shirts\r")))
+    assert (parsed.spec.agents[0].duty, parsed.repairs) == ("Add the # of shirts", ("quote_text",))
+
+
+@pytest.mark.parametrize("duty", ['"a"#b', "'a'#b"])
+def test_a_number_sign_right_behind_a_quote_is_refused(document, agent, duty):
+    parsed = parse(document(agent(duty=duty)))
+    assert [i.code for i in parsed.issues] == ["E_SYNTAX"]
+    assert parsed.spec is None
+
+
+def test_within_braces_the_rest_of_the_line_is_not_guessed_at():
+    text = """\
+version: 1
+agents:
+  - {id: s, name: N, role: math_solver, capacity: small, depends_on: [], duty: the # of x, y
+    }
+output: s
+"""
+    parsed = parse(text)
+    assert [i.code for i in parsed.issues] == ["E_SYNTAX"]
+    assert parsed.spec is None
 
 
 def test_seven_faults_in_one_pass(document, agent):
