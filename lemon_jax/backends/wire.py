@@ -27,7 +27,7 @@ _OVERFLOW = re.compile(
 )
 # How these say how much was asked for and how much there is room for.
 _PROMPT_SIZE = re.compile(
-    r"(?:n_prompt_tokens\W{1,4}|resulted in |requested |request \(|keep the first |request has"
+    r"(?:n_prompt_tokens\W{1,4}|resulted in |requested |request \(|keep the first |request has "
     r"|the input \(|prompt is too long: )(\d{1,9})",
     re.IGNORECASE,
 )

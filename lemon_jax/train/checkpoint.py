@@ -62,34 +62,27 @@ class Checkpoints:
         template = jax.tree.map(_abstract, _tree(0, like, sampler))
         for step in steps:
             try:
-                found = self._checkpointer.metadata(step).metadata
-            except Exception as error:  # as below
-                self._skipped(step, error)
+                differences = _differences(self._checkpointer.metadata(step).metadata, template)
+                tree = {} if differences else self._checkpointer.load(step, template)
+            except Exception as error:  # whatever a damaged file raises inside the library
+                reason = str(error).strip().splitlines()
+                log.warning(
+                    "%s: skipped a damaged checkpoint (%s)",
+                    self.folder / str(step),
+                    reason[0][:160] if reason else type(error).__name__,
+                )
                 continue
-            if differences := _differences(found, template):
+            if differences:
                 raise LemonError(
                     f"{self.folder / str(step)}: holds another model or optimiser than this run's: "
                     f"{'; '.join(differences)}; resume with the policy and preset that the run began with"
                 )
-            try:
-                tree = self._checkpointer.load(step, template)
-            except Exception as error:  # whatever a damaged file raises inside the library
-                self._skipped(step, error)
-                continue
             sums, weights = (tuple(map(float, row)) for row in np.asarray(tree["edit_sampler"]))
             restored = TrainState(params=tree["params"], opt_state=tree["opt_state"])
             return int(tree["step"]), restored, replace(sampler, sums=sums, weights=weights)
         if steps:
             raise LemonError(f"{self.folder}: all {len(steps)} checkpoints are damaged; start a new run")
         return None
-
-    def _skipped(self, step: int, error: Exception) -> None:
-        reason = str(error).strip().splitlines()
-        log.warning(
-            "%s: skipped a damaged checkpoint (%s)",
-            self.folder / str(step),
-            reason[0][:160] if reason else type(error).__name__,
-        )
 
     def close(self) -> None:
         self._checkpointer.close()
@@ -122,8 +115,13 @@ def _leaves(tree: Any) -> dict[str, tuple[tuple[int, ...], str]]:
 
 
 def _differences(found: Any, expected: Any) -> list[str]:
-    """What a checkpoint's tree has otherwise than the one that is wanted, leaf by leaf."""
+    """What a checkpoint's tree has otherwise than the one that is wanted, leaf by leaf.
+
+    Raises ValueError for one without any leaf of ours: what the library makes of a description that is empty.
+    """
     there, wanted = _leaves(found), _leaves(expected)
+    if there.keys().isdisjoint(wanted):
+        raise ValueError("its description holds no part of a training state")
     out = [f"{name} is missing" for name in sorted(wanted.keys() - there.keys())]
     out += [f"{name} is unexpected" for name in sorted(there.keys() - wanted.keys())]
     for name in sorted(wanted.keys() & there.keys()):

@@ -199,6 +199,11 @@ OVERFLOWS = {
         {"object": "error", "message": "This model's maximum context length is 4096 tokens."},
         None,
     ),
+    "request has": (
+        400,
+        {"error": {"message": "request has 5000 tokens: exceeds the available context size (4096)"}},
+        (5000, 4096),
+    ),
     "code alone": (400, {"error": {"code": "context_length_exceeded"}}, None),
 }
 
