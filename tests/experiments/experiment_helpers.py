@@ -15,6 +15,7 @@ from typing import Any
 import jax
 
 ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "experiments"))  # as Python does for a script: some share a module
 SECONDS = 600  # far above what a child takes, so that a hanging one fails instead of blocking
 
 

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 
 import pytest
 from experiment_helpers import ROOT, script
 
-sys.path.insert(0, str(ROOT / "experiments"))
+from lemon_jax.backends import Message, Request
+from lemon_jax.backends.wire import chat_body
+from lemon_jax.runtime import call_key
 
 faults = script("faults")
 ten_kills = script("ten_kills")
-
-from lemon_jax.backends import Message, Request  # noqa: E402
-from lemon_jax.backends.wire import chat_body  # noqa: E402
-from lemon_jax.runtime import call_key  # noqa: E402
 
 # Those that do not wait: what they wait for is told by tests/backends/test_faults.py in less time.
 QUICK = [case for case in faults.cases() if case.seconds[0] == 0]

@@ -9,8 +9,6 @@ import sys
 import pytest
 from experiment_helpers import ROOT, script
 
-sys.path.insert(0, str(ROOT / "experiments"))
-
 fuzz = script("fuzz")
 needs_atheris = pytest.mark.skipif(
     importlib.util.find_spec("atheris") is None, reason="atheris is not installed"
