@@ -24,7 +24,7 @@ import jax
 import numpy as np
 from response_fit import ROLE_NAMES, Fit, Observed
 
-from lemon_jax.backends.response_model import EFFECTS, Kind, is_relevant, situation
+from lemon_jax.backends.response_model import EFFECTS, Kind, is_relevant, level_of, situation
 from lemon_jax.bench import Task, load
 from lemon_jax.errors import LemonError
 from lemon_jax.numbers import parse_number
@@ -146,7 +146,7 @@ class Reading:
             agent = spec.agent(agent_id)
             parents = [a for a in spec.agents if a.id in agent.depends_on]
             before = [levels[p.id] for p in parents]
-            levels[agent_id] = 1 + max(before, default=0) if ROLES[agent.role].llm else 1
+            levels[agent_id] = level_of(before) if ROLES[agent.role].llm else 1
             row = rows[agent_id]
             if not ROLES[agent.role].llm:
                 continue

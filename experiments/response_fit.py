@@ -96,15 +96,12 @@ class Fit:
         role = np.array([ROLE_NAMES.index(c.role) for c in calls])
         level = np.array([CAPACITIES.index(c.level) for c in calls])
         signs = np.array([-1.0 if name in HARMS else 1.0 for name in EFFECTS])
-        counts = [
-            (p.relevant, p.right, p.wrong, p.plan, p.context, p.chain) for p in (c.place for c in calls)
-        ]
         return {
             "role": role,
             "level": level,
             "pair": role * len(CAPACITIES) + level,
             "bench": np.array([self.benches.index(c.bench) for c in calls]),
-            "counts": np.array(counts, dtype=float) * signs,
+            "counts": np.array([c.place.counts() for c in calls], dtype=float) * signs,
             "guess": np.array([c.guess for c in calls]),
             "right": np.array([c.right for c in calls], dtype=float),
             "task": np.array([tasks[c.task] for c in calls]),

@@ -63,7 +63,6 @@ _GENERAL = frozenset(
         "result",
         "right",
         "short",
-        "short",
         "solve",
         "step",
         "steps",
@@ -117,6 +116,10 @@ class Situation:
     plan: bool = False
     context: int = 0
     chain: int = 0
+
+    def counts(self) -> tuple[int, ...]:
+        """How often each of EFFECTS applies, in their order."""
+        return int(self.relevant), self.right, self.wrong, int(self.plan), self.context, self.chain
 
 
 def situation(kinds: Sequence[Kind], levels: Sequence[int], *, relevant: bool) -> Situation:
@@ -187,16 +190,8 @@ def p_right(
             f"simulated workers have no ability for the role {role} at level {level}; they answer number and "
             f"choice tasks by {', '.join(ability)}; use other roles, or add it to the parameter file"
         )
-    counts = {
-        "relevant_duty": place.relevant,
-        "right_input": place.right,
-        "wrong_input": place.wrong,
-        "plan": place.plan,
-        "context": place.context,
-        "chain": place.chain,
-    }
     logit = ability[role] - difficulty
-    for name, count in counts.items():
+    for name, count in zip(EFFECTS, place.counts(), strict=True):
         effect = parameters.effects[name]
         logit += (-effect if name in HARMS else effect) * count
     guess = 1 / options if options else 0.0

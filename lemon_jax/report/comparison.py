@@ -61,9 +61,8 @@ def compare(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[C
         if failed or not isinstance(correct, bool):
             tasks.pop(task, None)
             continue
-        costs = [number(a.get("cost", 0.0)) for a in agents]  # None: its server reported no tokens
-        known = [cost for cost in costs if cost is not None]
-        tasks[task] = (correct, sum(known) if len(known) == len(costs) else None)
+        # None: its server reported no tokens.
+        tasks[task] = (correct, _total(number(a.get("cost", 0.0)) for a in agents))
     reference = solved.pop(ours, {})
     found = []
     for method, tasks in solved.items():
@@ -72,6 +71,7 @@ def compare(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[C
             continue
         only_ours = sum(mine and not theirs for mine, _, theirs, _ in shared)
         only_other = sum(theirs and not mine for mine, _, theirs, _ in shared)
+        our_cost, other_cost = (_total(pair[i] for pair in shared) for i in (1, 3))
         found.append(
             Comparison(
                 ours=ours,
@@ -81,18 +81,20 @@ def compare(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[C
                 only_other=only_other,
                 p=mcnemar_exact(only_ours, only_other),
                 interval=paired_bootstrap(only_ours, only_other, len(shared)),
-                cost_ratio=_ratio([pair[1] for pair in shared], [pair[3] for pair in shared]),
+                cost_ratio=our_cost / other_cost if our_cost is not None and other_cost else None,
             )
         )
     return found
 
 
-def _ratio(ours: list[float | None], theirs: list[float | None]) -> float | None:
-    """Of the summed costs; None where one of them is not known, or the other method cost nothing."""
-    mine, other = ([cost for cost in costs if cost is not None] for costs in (ours, theirs))
-    if len(mine) < len(ours) or len(other) < len(theirs) or sum(other) <= 0:
-        return None
-    return sum(mine) / sum(other)
+def _total(costs: Iterable[float | None]) -> float | None:
+    """Their sum; None where one of them is not known."""
+    total = 0.0
+    for cost in costs:
+        if cost is None:
+            return None
+        total += cost
+    return total
 
 
 def check_method(executions: Iterable[Mapping[str, Any]], method: str) -> None:

@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from lemon_jax.backends.response_model import Kind, relevant_word
 from lemon_jax.bench import Task
 from lemon_jax.errors import LemonError
-from lemon_jax.runtime import Usage
 from lemon_jax.spec import CAPACITIES, ROLES, Agent, Parsed, Spec
 from lemon_jax.spec.code_roles import CODE_ROLES
 from lemon_jax.train.optimum import NOTHING, PLAN, Optimum, kind_of, spread, tool_state
-from lemon_jax.train.rewards import invalid_reward
+from lemon_jax.train.rewards import counted, efficiency, invalid_reward, structure
 
 KINDS: tuple[Kind, ...] = ("right", "wrong", "nothing", "plan")
 _STATE: dict[Kind, int] = {"right": 0, "wrong": 1, "nothing": NOTHING, "plan": PLAN}
@@ -169,8 +168,7 @@ class _Search:
 
     def _reward(self, p: Floats, size: Floats, agents: int, dependencies: int) -> Floats:
         config = self._optimum.rewards
-        structure = config.agent * (agents - 1) + config.dependency * dependencies
-        return config.success * p + config.efficiency / (1.0 + size / config.half_cost) - structure
+        return config.success * p + efficiency(config, size) + structure(config, agents, dependencies)
 
     def _size(self, words: NDArray[np.int64]) -> Floats:
         """What the efficiency term counts of one call of each class, by its inputs' words: [C, words]."""
@@ -179,7 +177,7 @@ class _Search:
         for c, agent in enumerate(self._llm):
             for i, count in enumerate(known):
                 usage = self._optimum.call_usage(agent, self._task, int(count))
-                out[c, i] = counted(usage, self._optimum)
+                out[c, i] = counted(self._optimum.rewards, usage)
         return out[:, back]
 
     def _states(self) -> int:
@@ -268,10 +266,3 @@ class _Build:
                 )
             )
         return Spec(agents=tuple(agents), output=agents[-1].id)
-
-
-def counted(usage: Usage, optimum: Optimum) -> float:
-    """What the reward's efficiency term counts: cost, or plain tokens."""
-    if optimum.rewards.tokens == "cost":
-        return usage.cost
-    return usage.prompt_tokens + usage.generated_tokens

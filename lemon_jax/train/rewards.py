@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Literal
+from typing import Any, Literal
 
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime import Usage
@@ -63,12 +63,26 @@ def masked_reward() -> Reward:
 
 def reward(config: RewardConfig, spec: Spec, usage: Usage, *, correct: bool) -> Reward:
     """R = success + efficiency / (1 + cost / half_cost) - structure, METHOD's sum of three terms."""
-    cost = usage.cost if config.tokens == "cost" else usage.prompt_tokens + usage.generated_tokens
     return Reward(
         success=config.success * correct,
-        efficiency=config.efficiency / (1.0 + cost / config.half_cost),
-        structure=-(config.agent * (len(spec.agents) - 1) + config.dependency * edges(spec)),
+        efficiency=efficiency(config, counted(config, usage)),
+        structure=structure(config, len(spec.agents), edges(spec)),
     )
+
+
+def counted(config: RewardConfig, usage: Usage) -> float:
+    """What the efficiency term counts: cost, or plain tokens."""
+    return usage.cost if config.tokens == "cost" else usage.prompt_tokens + usage.generated_tokens
+
+
+def efficiency(config: RewardConfig, cost: Any) -> Any:
+    """The bonus for what `counted` counts; of a number or of an array of them."""
+    return config.efficiency / (1.0 + cost / config.half_cost)
+
+
+def structure(config: RewardConfig, agents: int, dependencies: int) -> float:
+    """The term of a spec's graph, at most 0."""
+    return -(config.agent * (agents - 1) + config.dependency * dependencies)
 
 
 def reward_of(config: RewardConfig, scored: Scored, *, valid: bool = True) -> Reward:

@@ -21,9 +21,10 @@ def extract_code(text: str) -> str:
     Blocks marked as another language ("output", "text") count only if there is no other. Without a
     closing fence: the rest after the opening one, or, when nothing follows it, what stands before it.
     """
-    before, blocks = _fenced(_plain_fences(text))
+    text = _plain_fences(text.lstrip("\ufeff"))
+    before, blocks = _fenced(text)
     if before is None:
-        return textwrap.dedent(text.lstrip("\ufeff")).strip()
+        return textwrap.dedent(text).strip()
     candidates = _complete(blocks) or [body for _, body, _ in blocks] or [before]
     return textwrap.dedent(candidates[-1]).strip()
 
@@ -79,7 +80,7 @@ def _plain_fences(text: str) -> str:
         name = re.sub(r"^\{ ?\.?([\w+-]*)[^}]*\}$", r"\1", line[3])
         return f"{line[1]}```{name}"
 
-    return _FENCE_LINE.sub(plain, text.lstrip("\ufeff"))
+    return _FENCE_LINE.sub(plain, text)
 
 
 def _parses(code: str) -> bool:
