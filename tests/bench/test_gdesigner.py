@@ -1,8 +1,7 @@
 """The family's rule of reading answers, with its faults; and that every grade names its rule."""
 
-import time
-
 import pytest
+from cpu_time import at_most
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -148,7 +147,6 @@ def test_no_reply_crashes(text):
 @pytest.mark.parametrize("piece", [*PIECES, "1", "\\boxed{", "The answer is {", "1.", "\\text{ 1"])
 def test_time_is_linear(piece):
     text = (piece * 100_000)[:100_000]
-    start = time.process_time()
-    for bench in ("gsm8k", "aqua", "mmlu"):
-        grade(task(bench), text, "gdesigner")
-    assert time.process_time() - start < 0.5
+    with at_most(0.5):
+        for bench in ("gsm8k", "aqua", "mmlu"):
+            grade(task(bench), text, "gdesigner")
