@@ -26,7 +26,8 @@ def machine() -> str:
     cores = len(os.sched_getaffinity(0))
     load = os.getloadavg()[0]
     device = jax.devices()[0].device_kind
-    return f"{named[0] if named else platform.machine()}, {cores} cores ({', '.join(known)}), {device}, load {load:.1f}"
+    name = named[0] if named else platform.machine()
+    return f"{name}, {cores} cores ({', '.join(known)}), {device}, load {load:.1f}"
 
 
 def versions(*packages: str) -> str:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from lemon_jax.model.attention import attend
 from lemon_jax.model.config import DecoderConfig
 from lemon_jax.model.layout import window_mask
 from lemon_jax.model.rope import rotary_angles, rotate
@@ -29,7 +30,6 @@ from lemon_jax.model.sharding import KV_CACHE, constrain
 KVCache = tuple[tuple[Array, Array], ...]
 
 RESIDUAL = ("batch", "time", "residual")  # logical axes of the activations between blocks
-MASKED = -1e30  # finite, so that a row which sees nothing gives a number that nobody reads, not a NaN
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], scale: float = 1.0) -> nnx.Param:
@@ -99,15 +99,7 @@ class Attention(nnx.Module):
         q = constrain(q, "batch", "heads", "time", "head_dim")
         k, v = constrain(k, *KV_CACHE), constrain(v, *KV_CACHE)
 
-        batch, heads, time, head_dim = q.shape
-        kv_heads, slots = k.shape[1:3]
-        # Head h reads key/value head h // G: the G heads of one key/value head lie in one matrix.
-        q = q.reshape(batch, kv_heads, -1, head_dim)
-        scores = jnp.einsum("bkqe,bkse->bkqs", q, k, preferred_element_type=jnp.float32)
-        scores = scores.reshape(batch, heads, time, slots) / self.score_divisor
-        weights = jax.nn.softmax(jnp.where(mask_BxTxS[:, None], scores, MASKED), axis=-1)
-        weights = weights.astype(v.dtype).reshape(batch, kv_heads, -1, slots)
-        mixed = jnp.einsum("bkqs,bkse->bkqe", weights, v).reshape(batch, heads, time, head_dim)
+        mixed = attend(q, k, v, mask_BxTxS, divisor=self.score_divisor, causal=cache is None)
         return jnp.einsum("bhte,hed->btd", mixed, self.o[...]), (k, v)
 
 

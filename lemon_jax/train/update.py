@@ -17,7 +17,7 @@ from lemon_jax.train import losses
 from lemon_jax.train.batch import UpdateBatch
 from lemon_jax.train.config import UpdateConfig
 
-SCORING_CHUNK = 32
+SCORING_CHUNK = 64
 
 
 class TrainState(NamedTuple):
