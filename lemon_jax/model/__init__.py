@@ -3,6 +3,7 @@
 from lemon_jax.model.config import PRESETS, DecoderConfig
 from lemon_jax.model.decoder import Decoder, KVCache
 from lemon_jax.model.layout import attention_mask, rope_positions
+from lemon_jax.model.pretrained import load_pretrained
 from lemon_jax.model.sampling import Samples, sample
 from lemon_jax.model.scoring import completion_log_probs
 from lemon_jax.model.tokenizer import Tokenizer, covering_tokens, train_tokenizer
@@ -18,6 +19,7 @@ __all__ = [
     "attention_mask",
     "completion_log_probs",
     "covering_tokens",
+    "load_pretrained",
     "load_weights",
     "named_params",
     "params_sha256",
