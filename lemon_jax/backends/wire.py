@@ -47,6 +47,7 @@ _MOST_TOKENS = 10**9  # of one call; a count beyond it is no count
 # Why a reply ended before its end, as other dialects than OpenAI's say it.
 _CUT = ("length", "max_tokens", "model_length")
 _BROKEN_OFF = ("abort", "aborted", "cancelled", "canceled")
+UNREACHABLE, BROKE = OF_CONNECTION = "cannot connect", "connection broke"  # kinds of faults
 MANY = 1_000_000  # retries of a fault that only the client's own limit ends
 
 
@@ -59,6 +60,7 @@ class Fault(Exception):
     retries: int  # how often this kind may be tried again
     wait_s: float | None = None  # the least to wait before that, as the server asks
     overload: bool = False  # whether fewer calls at once may help
+    server: int = 0  # which of several had it
 
 
 def seed_of(request: Request) -> int:
