@@ -26,6 +26,7 @@ class Server:
         self, base_url: str, headers: dict[str, str], ceiling: int, connect_s: float, tls: ssl.SSLContext
     ) -> None:
         self._base = base_url.rstrip("/")
+        self._url = httpx.URL(f"{self._base}/chat/completions")  # parsed once, not at every call
         self._headers = headers
         self._timeout = httpx.Timeout(None, connect=connect_s)  # how long a reply may take is for the caller
         self._tls = tls
@@ -49,7 +50,7 @@ class Server:
         assert task is not None
         self._open.add(task)
         try:
-            async with client.stream("POST", f"{self._base}/chat/completions", content=body) as response:
+            async with client.stream("POST", self._url, content=body) as response:
                 return response, await _read(response)
         except (httpx.HTTPError, httpx.InvalidURL, httpx.CookieConflict) as e:
             hopeless = isinstance(e, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.InvalidURL)

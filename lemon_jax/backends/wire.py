@@ -7,7 +7,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC
 from email.utils import parsedate_to_datetime
 from typing import Any
@@ -65,7 +65,9 @@ class Fault(Exception):
 
 def seed_of(request: Request) -> int:
     """A 31-bit sampling seed: the head of the SHA-256 of the request, sample index included."""
-    text = json.dumps(asdict(request), sort_keys=True)
+    # asdict would copy every field first: a tenth of a call's time.
+    fields = vars(request) | {"messages": [vars(message) for message in request.messages]}
+    text = json.dumps(fields, sort_keys=True)
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
