@@ -62,7 +62,9 @@ class HubTokenizer:
         self._unknown_bytes = frozenset(b for b, piece in enumerate(single) if piece not in vocab)
         plain = self._unknown_bytes.intersection([*b"\t\n", *range(0x20, 0x7F)])
         if plain or (self._unknown_bytes and not self._byte_level):
-            raise LemonError(f"{name}: no token for {len(self._unknown_bytes)} of the 256 bytes; use another model")
+            raise LemonError(
+                f"{name}: no token for {len(self._unknown_bytes)} of the 256 bytes; use another model"
+            )
         self._space_mark_ids = [] if self._byte_level else [vocab[single[b]] for b in SPACE_MARK.encode()]
         self.vocab_size: int = ids.vocab_size
         self.pad_id: int = ids.pad_id
@@ -80,7 +82,9 @@ class HubTokenizer:
         """
         if unknown := self._unknown_bytes.intersection(text.encode()):  # encode() refuses surrogates
             bad = next(c for c in text if unknown.intersection(c.encode()))
-            raise LemonError(f"{self._name}: the tokenizer cannot spell {bad!r} (U+{ord(bad):04X}); leave it out")
+            raise LemonError(
+                f"{self._name}: the tokenizer cannot spell {bad!r} (U+{ord(bad):04X}); leave it out"
+            )
         if self._byte_level:
             return self._plain.encode(text, add_special_tokens=False).ids
         # A space is written as this character, so the character itself is spelled in bytes.
@@ -181,7 +185,9 @@ class HubTokenizer:
         for token in added:
             i, text = token["id"], token["content"]
             if self._own.token_to_id(text) != i:
-                raise LemonError(f"{self._name}: added token {text!r:.60} has another id than {i}; fetch it again")
+                raise LemonError(
+                    f"{self._name}: added token {text!r:.60} has another id than {i}; fetch it again"
+                )
             text = text if self._byte_level else text.replace(SPACE_MARK, " ")
             out[i] = b"" if token.get("special") else text.encode()
         return out

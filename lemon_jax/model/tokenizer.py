@@ -71,7 +71,9 @@ class Tokenizer:
         self.bos_id: int | None = ids.bos_id
         self.eos_ids: tuple[int, ...] = ids.eos_ids
         self.eos_id: int = ids.eos_ids[0]
-        self.sha256 = hashlib.sha256(self.proto + (self._ids.to_json() if self._ids else "").encode()).hexdigest()
+        self.sha256 = hashlib.sha256(
+            self.proto + (self._ids.to_json() if self._ids else "").encode()
+        ).hexdigest()
         self._space_mark_ids = byte_ids
 
     def encode(self, text: str) -> list[int]:

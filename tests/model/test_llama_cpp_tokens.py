@@ -40,7 +40,9 @@ def test_the_same_ids_as_llama_cpp(name):
     tokenizer = load_gguf_tokenizer(path)
     theirs = asyncio.run(llama_cpp(path, TEXTS))
     for special, encode in {False: tokenizer.encode, True: tokenizer.encode_prompt}.items():
-        differ = [(t, encode(t), ids) for t, ids in zip(TEXTS, theirs[special], strict=True) if encode(t) != ids]
+        differ = [
+            (t, encode(t), ids) for t, ids in zip(TEXTS, theirs[special], strict=True) if encode(t) != ids
+        ]
         assert not differ, differ[:3]
     for text in TEXTS:
         assert tokenizer.decode(tokenizer.encode(text)) == text
