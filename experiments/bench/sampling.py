@@ -43,7 +43,7 @@ def main() -> None:
     def ours() -> object:
         samples = sample(
             policy.decoder, rows, lengths, jax.random.key(len(counts["lemon_jax"])),
-            group=GROUP, max_new=policy.max_new, temperature=TEMPERATURE, eos_id=policy.tokenizer.eos_id,
+            group=GROUP, max_new=policy.max_new, temperature=TEMPERATURE, eos_ids=policy.tokenizer.eos_ids,
         )  # fmt: skip
         counts["lemon_jax"].append(int(np.sum(samples.lengths_B)))
         return samples
