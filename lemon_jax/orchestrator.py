@@ -25,6 +25,7 @@ from lemon_jax.model import (
 )
 from lemon_jax.model.hub_weights import CONFIG_FILE as HUB_CONFIG
 from lemon_jax.model.pretrained_text import TEXT_FILES, load_pretrained_text, load_tokenizer
+from lemon_jax.model.sharding import fetch, using
 from lemon_jax.model.tokenizer import TOKENIZER_FILE
 from lemon_jax.policy_prompt import SEPARATOR, TEMPLATE_FILE, ChatPrompt, TaskPrompt
 from lemon_jax.spec import Parsed, parse
@@ -180,21 +181,26 @@ class Orchestrator:
         prompt_slots: int | None = None,
         decoder: Decoder | None = None,
     ) -> list[Rollout]:
-        """`group` specs for each task; rollout n * group + g is spec g of task n."""
+        """`group` specs for each task; rollout n * group + g is spec g of task n.
+
+        On the mesh of the decoder's parameters, if they lie on one; every host gets all rollouts.
+        """
+        decoder = decoder or self.decoder
         prompts = [self.prompt_ids(text) for text in task_texts]
         slots = prompt_slots or self.prompt_slots(task_texts)
         padded_NxP, lengths_N = pad(prompts, slots, self.tokenizer.pad_id)
-        samples = sample(
-            decoder or self.decoder,
-            padded_NxP,
-            lengths_N,
-            key,
-            group=group,
-            max_new=self.max_new,
-            temperature=temperature,
-            eos_ids=self.tokenizer.eos_ids,
-        )
-        return self._rollouts(prompts, jax.tree.map(np.asarray, samples), group)
+        with using(decoder):
+            samples = sample(
+                decoder,
+                padded_NxP,
+                lengths_N,
+                key,
+                group=group,
+                max_new=self.max_new,
+                temperature=temperature,
+                eos_ids=self.tokenizer.eos_ids,
+            )
+        return self._rollouts(prompts, fetch(samples), group)
 
     def write_greedy(
         self, task_texts: Sequence[str], *, prompt_slots: int | None = None, decoder: Decoder | None = None
