@@ -1,4 +1,4 @@
-"""Sampling 64 specs (8 tasks x 8) with the shipped policy, beside transformers' `generate` on the same weights.
+"""Sampling 64 specs (8 tasks x 8) with the shipped policy, beside transformers' `generate` of the same one.
 
 python experiments/bench/sampling.py
 """
@@ -59,9 +59,7 @@ def main() -> None:
         print(f"{name}: {spread(seconds[name])}, {rate[name]:,.0f} tokens/s")
     print(f"generated tokens a second: {rate['lemon_jax'] / rate['transformers']:.1f} x (target 5)")
     together, apart = median(seconds["prefill of groups"]), median(seconds["prefill of each"])
-    print(
-        f"prefill of {TASKS} prompts for groups of {GROUP}: {together:.3f} s; of {TASKS * GROUP}: {apart:.3f} s"
-    )
+    print(f"prefill of {TASKS} prompts, each for {GROUP} rows: {together:.3f} s; of every row: {apart:.3f} s")
     print(f"shared prompts: {apart / together:.1f} x (target 1.5)")
 
 

@@ -24,7 +24,7 @@ State = TypeVar("State")
 
 def stage_ends(max_new: int) -> list[int]:
     """The completion slots at which stages end: 64, 128, 256, … and `max_new`."""
-    ends = []
+    ends: list[int] = []
     while (end := FIRST_STAGE << len(ends)) < max_new:
         ends.append(end)
     return [*ends, max_new]
@@ -65,11 +65,17 @@ def _grown(x_BxKxSxE: Array, slots: int) -> Array:
     return jnp.pad(x_BxKxSxE, ((0, 0), (0, 0), (0, slots - x_BxKxSxE.shape[2]), (0, 0)))
 
 
-def _run(state, cache, may_go, step):
+_Going = Callable[[State], Bool[Array, " batch"]]
+_Step = Callable[[State, KVCache], tuple[State, KVCache]]
+
+
+def _run(state: State, cache: KVCache, may_go: _Going, step: _Step) -> tuple[State, KVCache]:
     return jax.lax.while_loop(lambda both: jnp.any(may_go(both[0])), lambda both: step(*both), (state, cache))
 
 
-def _run_groups(state, cache, may_go, step, rows: int):
+def _run_groups(
+    state: State, cache: KVCache, may_go: _Going, step: _Step, rows: int
+) -> tuple[State, KVCache]:
     """One group of `rows` after the other: those that go on first, until none is left."""
     batch = jax.tree.leaves(cache)[0].shape[0]
     going_B = may_go(state)
@@ -79,7 +85,7 @@ def _run_groups(state, cache, may_go, step, rows: int):
     source = jnp.concatenate([order_B, jnp.full((missing,), order_B[-1])])
     target = jnp.concatenate([order_B, jnp.full((missing,), batch)])
 
-    def body(carry):
+    def body(carry: tuple[Array, State, KVCache]) -> tuple[Array, State, KVCache]:
         group, state, cache = carry
         taken, written = (jax.lax.dynamic_slice_in_dim(x, group * rows, rows) for x in (source, target))
         some = jax.tree.map(lambda x: x[taken], (state, cache))
