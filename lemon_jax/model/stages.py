@@ -88,8 +88,8 @@ def _run_groups(
     def body(carry: tuple[Array, State, KVCache]) -> tuple[Array, State, KVCache]:
         group, state, cache = carry
         taken, written = (jax.lax.dynamic_slice_in_dim(x, group * rows, rows) for x in (source, target))
-        some = jax.tree.map(lambda x: x[taken], (state, cache))
-        ran, ran_cache = _run(*some, may_go, step)
+        some, some_cache = jax.tree.map(lambda x: x[taken], (state, cache))
+        ran, ran_cache = _run(some, some_cache, may_go, step)
         state = jax.tree.map(lambda x, new: x.at[written].set(new, mode="drop"), state, ran)
         cache = jax.tree.map(lambda x, new: x.at[written].set(new, mode="drop"), cache, ran_cache)
         return group + 1, state, cache
