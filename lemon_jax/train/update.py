@@ -11,7 +11,7 @@ import optax
 from flax import nnx
 from jaxtyping import Array
 
-from lemon_jax.model import Decoder, completion_log_probs
+from lemon_jax.model import Constraint, Decoder, completion_log_probs, trace
 from lemon_jax.train import losses
 from lemon_jax.train.batch import UpdateBatch
 from lemon_jax.train.config import UpdateConfig
@@ -40,12 +40,23 @@ def init_state(params: nnx.State, config: UpdateConfig) -> TrainState:
 
 
 def span_scores(
-    log_probs_BxC: Array, edited_KxC: Array, batch: UpdateBatch, *, normalise: bool
+    log_probs_BxC: Array,
+    edited_KxC: Array,
+    batch: UpdateBatch,
+    *,
+    normalise: bool,
+    free_BxC: Array | None = None,
+    edited_free_KxC: Array | None = None,
 ) -> tuple[Array, Array]:
-    """(s(z|c), s(z'|c)) of every edit. The original's comes from its rollout's own scoring pass."""
+    """(s(z|c), s(z'|c)) of every edit. The original's comes from its rollout's own scoring pass.
+
+    A token that had no alternative is in no span: where `free` is given, it is True for the others.
+    """
     steps = log_probs_BxC.shape[1]
     original = losses.span_mask(batch.first_K, batch.last_K, steps)
     edited = losses.span_mask(batch.first_K, batch.edited_lengths_K, steps)
+    if free_BxC is not None and edited_free_KxC is not None:
+        original, edited = original & free_BxC[batch.source_K], edited & edited_free_KxC
     return (
         losses.span_score(log_probs_BxC[batch.source_K], original, normalise=normalise),
         losses.span_score(edited_KxC, edited, normalise=normalise),
@@ -63,7 +74,11 @@ def _policy_loss(
 
 
 def total_loss(
-    decoder: Decoder, reference: Decoder, batch: UpdateBatch, config: UpdateConfig
+    decoder: Decoder,
+    reference: Decoder,
+    batch: UpdateBatch,
+    config: UpdateConfig,
+    constraint: Constraint | None = None,
 ) -> tuple[Array, dict[str, Array]]:
     """L = L_GRPO + kl * KL(pi || pi_ref) + counterfactual * L_CF, and the metrics of the step.
 
@@ -71,7 +86,9 @@ def total_loss(
     of tokens of the step: with "token", a token of an edited span weighs as much as one of GRPO, times
     `counterfactual`. Without KL no reference is scored, and the metric `kl` is 0.
 
-    Rollouts and edited specs are scored in one pass, in the layout that sampled them.
+    Rollouts and edited specs are scored in one pass, in the layout that sampled them. With a `constraint`
+    they are scored over the support that it left when they were sampled; tokens without alternative have no
+    loss and are counted nowhere.
     """
     num_rollouts = batch.completions_BxC.shape[0]
     rows = (
@@ -81,22 +98,33 @@ def total_loss(
         jnp.concatenate([batch.lengths_B, batch.edited_lengths_K]),
     )
     score = partial(completion_log_probs, temperature=config.temperature, chunk=SCORING_CHUNK)
-    all_log_probs, all_entropy = score(decoder, *rows)
+    support = None if constraint is None else trace(constraint, rows[2], rows[3])
+    all_log_probs, all_entropy = score(decoder, *rows, trace=support)
     log_probs_BxC = all_log_probs[:num_rollouts]
 
     mask_BxC = losses.token_mask(batch.lengths_B, log_probs_BxC.shape[1]) & batch.kept_B[:, None]
+    free = edited_free = None
+    if support is not None:
+        free, edited_free = support.free_BxC[:num_rollouts], support.free_BxC[num_rollouts:]
+        mask_BxC = mask_BxC & free
     per_token, was_clipped = _policy_loss(log_probs_BxC, batch, mask_BxC, config)
     policy = losses.aggregate(per_token, mask_BxC, config.aggregation)
     tokens = jnp.sum(mask_BxC.astype(jnp.float32))
     kl = losses.Sum(jnp.float32(0), jnp.float32(1))
     if config.kl:
-        ref_log_probs_BxC, _ = score(reference, *(x[:num_rollouts] for x in rows))
+        own = None if support is None else support.first(num_rollouts)
+        ref_log_probs_BxC, _ = score(reference, *(x[:num_rollouts] for x in rows), trace=own)
         estimate = losses.kl_to_reference(
             log_probs_BxC, ref_log_probs_BxC, mask_BxC, estimator=config.kl_estimator
         )
         kl = losses.aggregate(estimate, mask_BxC, config.aggregation)
     original_K, edited_K = span_scores(
-        log_probs_BxC, all_log_probs[num_rollouts:], batch, normalise=config.normalise_spans
+        log_probs_BxC,
+        all_log_probs[num_rollouts:],
+        batch,
+        normalise=config.normalise_spans,
+        free_BxC=free,
+        edited_free_KxC=edited_free,
     )
     if config.counterfactual_form == "preference":
         spans = losses.counterfactual(original_K, edited_K, batch.contrast_K, batch.weight_K, tau=config.tau)
@@ -124,6 +152,7 @@ def update(
     state: TrainState,
     reference: nnx.State,
     batch: UpdateBatch,
+    constraint: Constraint | None = None,
     *,
     graph: nnx.GraphDef,
     config: UpdateConfig,
@@ -131,7 +160,7 @@ def update(
     """The state after one step of Adam on `total_loss`, and the step's metrics."""
 
     def loss_fn(params: nnx.State) -> tuple[Array, dict[str, Array]]:
-        return total_loss(nnx.merge(graph, params), nnx.merge(graph, reference), batch, config)
+        return total_loss(nnx.merge(graph, params), nnx.merge(graph, reference), batch, config, constraint)
 
     (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
