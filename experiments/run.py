@@ -72,6 +72,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, metavar="RUN_DIR", help="run directory (runs/<bench>-<preset>-s<seed>-<time>)")
     add("--resume", type=Path, default=None, metavar="RUN_DIR", help="continue a run that was stopped (off)")
     add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
+    add("--constrained", action="store_true", help="sample specs within the spec language: all valid (off)")
     add("--no-counterfactual", action="store_true", help="train by GRPO alone (off)")
     add("--fresh", action="store_true", help="ignore the shipped recordings of worker calls (off)")
     add("--accept-isolation", metavar="LEVEL", help="lowest for an answer's code (namespaces+seccomp)")
@@ -318,6 +319,7 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[str,
     names += ["baselines", "search_tokens", "protocol", "accept_isolation"]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     given |= {"best_fixed": True} if args.best_fixed else {}
+    given |= {"constrained": True} if args.constrained else {}
     if args.resume is not None:
         given |= {k: getattr(args, k) for k in ("bench", "preset", "out") if getattr(args, k) is not None}
         given |= {"no_counterfactual": True} if args.no_counterfactual else {}
