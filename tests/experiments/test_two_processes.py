@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 
 from lemon_jax.runtime import CallStore
 
-STEPS = 5
+STEPS = 8
 RUN = ["--workers", "scripted", "--fresh", "--bench", "multiarith", "--tasks-per-step", 2, "--eval-tasks", 2]
 RUN += ["--steps", STEPS, "--seed", 1, "--baselines", "vanilla"]
 TIMES = ("wall_s",)
@@ -92,7 +92,8 @@ def assert_equal_metrics(found, expected, *, steps):
     for row, wanted in zip(metrics, reference[:steps], strict=True):
         assert row.keys() == wanted.keys()
         for name, value in wanted.items():
-            assert row[name] == pytest.approx(value, rel=1e-4, abs=2e-5), (row["step"], name)
+            near = value if value is None else pytest.approx(value, rel=1e-4, abs=2e-5)
+            assert row[name] == near, (row["step"], name)
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +140,7 @@ def test_killed_and_preempted_at_random_points_and_resumed_on_fewer_devices(
     run, point = tmp_path / "run", rng.random()
     pair = Pair([*RUN, "--policy", policy_folder, "--out", run], child_env, tmp_path)
     pair.wait_for(lambda: lines(run) >= 1)
-    time.sleep(point)
+    time.sleep(0.6 * point)
     assert set(pair.codes([(0, signal.SIGKILL), (1, signal.SIGKILL)])) <= {-signal.SIGKILL, 0}, point
     killed_at = lines(run)
 
@@ -148,7 +149,7 @@ def test_killed_and_preempted_at_random_points_and_resumed_on_fewer_devices(
         pair = Pair(["--resume", run, "--fresh"], child_env, tmp_path)
         before = (run / "metrics.jsonl").stat().st_ino
         pair.wait_for(lambda: (run / "metrics.jsonl").stat().st_ino != before)  # cut back: it has begun
-        time.sleep(point / 2)
+        time.sleep(0.4 * point)
         assert pair.codes([(rng.randrange(2), signal.SIGTERM)]) == [75, 75], (point, pair.text())
         assert pair.text().count(f"continue with --resume {run}") == 2
     # A mesh of four devices was saved, of two processes; one device of one process goes on.
