@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
@@ -15,10 +14,8 @@ from jax.experimental.compilation_cache import compilation_cache
 from lemon_jax.backends.engine_thread import ServedModel
 from lemon_jax.backends.model_files import model_cache
 from lemon_jax.backends.types import Message
-from lemon_jax.errors import LemonError
 from lemon_jax.model.chat_template import ChatTemplate
-from lemon_jax.model.gguf_file import GgufFile
-from lemon_jax.model.gguf_tokenizer import load_gguf_tokenizer
+from lemon_jax.model.pretrained_text import load_pretrained_text
 from lemon_jax.model.serving import ServingEngine, ServingShape
 from lemon_jax.model.serving_weights import WeightType, load_serving_weights
 from lemon_jax.model.text_tokenizer import TextTokenizer
@@ -39,9 +36,9 @@ def load_jax_model(path: Path, *, slots: int, context: int, weights: WeightType)
 
     Raises `LemonError` for a file that is damaged or of an unknown family.
     """
-    tokenizer = load_gguf_tokenizer(path)
-    template = chat_template(GgufFile(path).metadata, str(path))
     loaded, config = load_serving_weights(path, weights)
+    text = load_pretrained_text(path, config.vocab_size)
+    tokenizer, template = text.tokenizer, text.template or ChatTemplate(_CHATML)
     most = -(-context // _PAGE)
     pages = max(slots * _POOL_TOKENS // _PAGE, most) + 1
     shape = ServingShape(slots=slots, context=most * _PAGE, pages=pages, page=_PAGE)
@@ -69,21 +66,6 @@ def chat_ids(tokenizer: TextTokenizer, template: ChatTemplate, messages: Sequenc
     # Templates write their own beginning of text; some files ask for one beside it.
     bos_id = tokenizer.bos_id
     return ids if bos_id is None or ids[:1] == [bos_id] else [bos_id, *ids]
-
-
-def chat_template(metadata: Mapping[str, Any], source: str) -> ChatTemplate:
-    """The template in a GGUF file's metadata. Raises `LemonError` for one that does not compile."""
-    tokens = metadata.get("tokenizer.ggml.tokens", [])
-    symbols = {}
-    for name, key in (("bos_token", "bos"), ("eos_token", "eos"), ("pad_token", "padding")):
-        index = metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if isinstance(index, int) and 0 <= index < len(tokens):
-            symbols[name] = tokens[index]
-    text = metadata.get("tokenizer.chat_template", _CHATML)
-    try:
-        return ChatTemplate(text, symbols)
-    except LemonError as error:
-        raise LemonError(f"{source}: {error}") from error
 
 
 @contextmanager

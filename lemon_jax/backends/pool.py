@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -16,14 +18,16 @@ from lemon_jax.backends.gate import ExclusiveGate
 from lemon_jax.backends.gguf_header import read_gguf_header
 from lemon_jax.backends.jax_backend import JaxBackend
 from lemon_jax.backends.model_files import PRESETS, Progress, file_digest
-from lemon_jax.backends.openai import OpenAIBackend, is_local
+from lemon_jax.backends.openai import OpenAIBackend
 from lemon_jax.backends.response_model import load_parameters
 from lemon_jax.backends.scripted import ScriptedBackend
+from lemon_jax.backends.server import is_local
 from lemon_jax.backends.simulated import SimulatedBackend, World
 from lemon_jax.backends.types import Backend
 from lemon_jax.backends.workers import CapacityConfig, ModelConfig, WorkerConfig
 from lemon_jax.errors import LemonError
 
+log = logging.getLogger(__name__)
 Locate = Callable[[Progress], Path]
 
 
@@ -90,7 +94,7 @@ class WorkerPool:
         for name in dict.fromkeys(c.model for c in self.config.capacities.values()):
             model = self.config.models[name]
             if model.backend == "openai":
-                await self._check_server(model)
+                await self._check_servers(model)
             elif model.backend == "simulated":
                 self.backend(name)  # reads its parameters
             elif model.backend in ("embedded", "jax"):
@@ -119,7 +123,7 @@ class WorkerPool:
         if model.backend == "openai":
             key = self._api_key(model)
             return OpenAIBackend(
-                model.base_url, model.model, key, identity=model.identity, max_concurrency=model.slots
+                model.base_urls, model.model, key, identity=model.identity, max_concurrency=model.slots
             )
         locate, digest = self._model_file(model)
         return (
@@ -186,20 +190,34 @@ class WorkerPool:
             )
         return key
 
-    async def _check_server(self, model: ModelConfig) -> None:
-        where = f"{self.config.source}: models.{model.name}.base_url: {model.base_url}"
+    async def _check_servers(self, model: ModelConfig) -> None:
+        """Ask every server of a model once. Those that are not there are named; one that is will do."""
+        where = f"{self.config.source}: models.{model.name}.base_url: "
         key = self._api_key(model)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        try:
-            async with httpx.AsyncClient(timeout=10.0, trust_env=not is_local(model.base_url)) as client:
-                response = await client.get(model.base_url.rstrip("/") + "/models", headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL) as e:
-            raise LemonError(
-                f"{where}: cannot reach the server ({type(e).__name__}); start it or correct the address"
-            ) from None
-        if response.status_code in (401, 403):
-            named = f"the key in {model.api_key_env}" if key else "requests without a key; set api_key_env"
-            raise LemonError(f"{where}: the server refuses {named} (HTTP {response.status_code})")
-        if response.status_code >= 500:
-            raise LemonError(f"{where}: the server is not ready (HTTP {response.status_code})")
-        # Any other reply comes from something that listens; not every server lists its models.
+        checks = [_fault_of_server(url, key, model.api_key_env) for url in model.base_urls]
+        faults = dict(zip(model.base_urls, await asyncio.gather(*checks), strict=True))
+        if refused := [f"{url}: {fault}" for url, (fault, forever) in faults.items() if forever]:
+            raise LemonError(where + "; ".join(refused))
+        away = [f"{url}: {fault}" for url, (fault, _) in faults.items() if fault]
+        if len(away) == len(faults):
+            raise LemonError(where + "; ".join(away))
+        for text in away:
+            log.warning("%s%s; the run begins without it", where, text)
+
+
+async def _fault_of_server(url: str, key: str | None, key_name: str | None) -> tuple[str, bool]:
+    """What is wrong with a server, or "", and whether waiting will not mend it."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        async with httpx.AsyncClient(timeout=10.0, trust_env=not is_local(url)) as client:
+            response = await client.get(url.rstrip("/") + "/models", headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL) as e:
+        fault = f"cannot reach the server ({type(e).__name__}); start it or correct the address"
+        return fault, False
+    if response.status_code in (401, 403):
+        named = f"the key in {key_name}" if key else "requests without a key; set api_key_env"
+        return f"the server refuses {named} (HTTP {response.status_code})", True
+    if response.status_code >= 500:
+        return f"the server is not ready (HTTP {response.status_code})", False
+    # Any other reply comes from something that listens; not every server lists its models.
+    return "", False

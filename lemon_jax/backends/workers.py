@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lemon_jax.backends.redaction import redact
-from lemon_jax.backends.worker_keys import BACKENDS, LEVELS, Faults, check_table, shown
+from lemon_jax.backends.worker_keys import ADDRESS, BACKENDS, LEVELS, Faults, check_table, shown
 from lemon_jax.errors import LemonError
 
 BackendName = Literal["openai", "embedded", "jax", "scripted", "simulated"]
@@ -31,13 +31,13 @@ class ModelConfig:
 
     name: str
     backend: BackendName
-    base_url: str = ""
+    base_urls: tuple[str, ...] = ()  # servers of the same weights; a file may give one as `base_url`
     model: str = ""  # the server's name of the model
     api_key_env: str | None = None  # the environment variable that holds the key, never the key
     identity: str | None = None  # which weights the server serves; None: its address and `model`
     path: Path | None = None  # a local GGUF file; relative to the worker file
     preset: str | None = None
-    slots: int = 8  # requests served at once
+    slots: int = 8  # requests served at once; of `openai`, by each server
     context: int = 2048  # tokens of one slot
     threads: int | None = None  # None: the cores this process may use
     weights: WeightType = "bfloat16"  # type of the weights of a model on JAX
@@ -151,6 +151,10 @@ def _model(name: str, table: Any, folder: Path, faults: Faults) -> ModelConfig |
             except RuntimeError as e:  # "~somebody/" of somebody unknown
                 faults.add(f"{where}.{key}: found {shown(values.pop(key))}: {e}; expected a file")
     if backend == "openai":
+        if ("base_url" in table) == ("base_urls" in table):
+            faults.add(f"{where}.base_url: missing, expected {ADDRESS}, or base_urls, a list of such")
+        one = values.pop("base_url", None)
+        values["base_urls"] = (one,) if one else tuple(values.get("base_urls", ()))
         values.setdefault("slots", 16)  # a server for many users, not this machine's cores
     if backend == "jax":
         values.setdefault("slots", 32)  # a step of 32 slots takes little longer than one of 8

@@ -18,16 +18,18 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int
 
+from lemon_jax.model.attention import attend
 from lemon_jax.model.config import DecoderConfig
 from lemon_jax.model.layout import window_mask
 from lemon_jax.model.rope import rotary_angles, rotate
+from lemon_jax.model.sharding import KV_CACHE, constrain
 
 # One (keys, values) pair a layer, each [B, K, S, E]: with the slots next to the features both products
 # of attention are plain batched matrix products (2.5 times faster on CPU than [B, S, K, E]). A tuple,
 # not one stacked array: an array carried through a scan over layers is copied at every decoding step.
 KVCache = tuple[tuple[Array, Array], ...]
 
-MASKED = -1e30  # finite, so that a row which sees nothing gives a number that nobody reads, not a NaN
+RESIDUAL = ("batch", "time", "residual")  # logical axes of the activations between blocks
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], scale: float = 1.0) -> nnx.Param:
@@ -94,15 +96,10 @@ class Attention(nnx.Module):
             k = jax.lax.dynamic_update_slice_in_dim(cache[0], k, write_index, axis=2)
             v = jax.lax.dynamic_update_slice_in_dim(cache[1], v, write_index, axis=2)
 
-        batch, heads, time, head_dim = q.shape
-        kv_heads, slots = k.shape[1:3]
-        # Head h reads key/value head h // G: the G heads of one key/value head lie in one matrix.
-        q = q.reshape(batch, kv_heads, -1, head_dim)
-        scores = jnp.einsum("bkqe,bkse->bkqs", q, k, preferred_element_type=jnp.float32)
-        scores = scores.reshape(batch, heads, time, slots) / self.score_divisor
-        weights = jax.nn.softmax(jnp.where(mask_BxTxS[:, None], scores, MASKED), axis=-1)
-        weights = weights.astype(v.dtype).reshape(batch, kv_heads, -1, slots)
-        mixed = jnp.einsum("bkqs,bkse->bkqe", weights, v).reshape(batch, heads, time, head_dim)
+        q = constrain(q, "batch", "heads", "time", "head_dim")
+        k, v = constrain(k, *KV_CACHE), constrain(v, *KV_CACHE)
+
+        mixed = attend(q, k, v, mask_BxTxS, divisor=self.score_divisor, causal=cache is None)
         return jnp.einsum("bhte,hed->btd", mixed, self.o[...]), (k, v)
 
 
@@ -160,11 +157,14 @@ class Decoder(nnx.Module):
         mask_BxTxS: Bool[Array, "batch time slots"],
         cache: KVCache | None = None,
         write_index: Int[Array, ""] | int = 0,
+        *,
+        remat: bool = False,
     ) -> tuple[Float[Array, "batch time dim"], KVCache]:
         """Normalised hidden states [B, T, D], and the keys and values.
 
         Without a cache S = T and the returned cache holds these T slots. With a cache of S slots the
         T tokens are written at slots `write_index`.. of every row; `mask` says which slots each reads.
+        With `remat` the backward pass keeps only what enters each block and computes the rest anew.
         """
         config = self.config
         x = self.embed[...][tokens_BxT]
@@ -176,14 +176,16 @@ class Decoder(nnx.Module):
             local_rotation = rotary_angles(positions_BxT, config, local=True)
             local_mask = window_mask(mask_BxTxS, config.sliding_window)
         new_cache = []
+        run = jax.checkpoint(Block.__call__) if remat else Block.__call__
         # Unrolled in Python: see KVCache.
         for i, block in enumerate(self.layers):
             layer_cache = None if cache is None else cache[i]
             local = i in config.sliding_layers
             (cos, sin), seen = (local_rotation, local_mask) if local else (rotation, mask)
-            x, layer_cache = block(x, cos, sin, seen, layer_cache, write_index)
+            x = constrain(x, *RESIDUAL)  # pinned at every layer, or the compiler may gather whole batches
+            x, layer_cache = run(block, x, cos, sin, seen, layer_cache, write_index)
             new_cache.append(layer_cache)
-        return self.final_norm(x), tuple(new_cache)
+        return constrain(self.final_norm(x), *RESIDUAL), tuple(new_cache)
 
     def head_weight(self) -> Float[Array, "vocab dim"]:
         """The output projection: the embedding itself when tied."""

@@ -184,7 +184,8 @@ def config_json(config: DecoderConfig, *, max_positions: int) -> dict[str, Any]:
         local = config.rope_local_theta or config.rope_theta
         out |= {
             "hidden_activation": "gelu_pytorch_tanh",
-            "query_pre_attn_scalar": config.query_pre_attn_scalar or config.head_dim,
+            # transformers wants a whole number here
+            "query_pre_attn_scalar": round(config.query_pre_attn_scalar or config.head_dim),
             "rope_theta": config.rope_theta,
             "rope_local_base_freq": local,
             "rope_parameters": {

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import ACCEPTED
 from lemon_jax.spec import DEFAULT_BASELINES
 from lemon_jax.train.grading import Grader
@@ -33,6 +34,29 @@ class UpdateConfig:
     tau: float = 1.0
     normalise_spans: bool = True
     temperature: float = 0.7  # of sampling and scoring alike; at 1 more specs are invalid
+    # Of sampling and scoring alike. Parameters and moments stay float32, log-probabilities are float32.
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleConfig:
+    """How a run is computed and not what: every choice gives the same numbers up to rounding, so that a run
+    may be resumed with another. The mesh's sizes multiply to the number of devices."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+    accumulate: int = 1  # an update's rollouts go through the decoder in this many parts
+    remat: bool = False  # recompute each block in the backward pass
+
+    def __post_init__(self) -> None:
+        low = [name for name in ("data", "fsdp", "tensor", "accumulate") if getattr(self, name) < 1]
+        if low:
+            raise LemonError(f"{', '.join(low)} must be at least 1")
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.fsdp * self.tensor
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -138,13 +138,7 @@ class Trainer:
 
     def save_policy(self, manifest: dict[str, Any]) -> Orchestrator:
         """Write the trained policy into the run directory, in fp32, and return it."""
-        trained = Orchestrator(
-            self.decoder(),
-            self.policy.config,
-            self.policy.tokenizer,
-            max_prompt=self.policy.max_prompt,
-            max_new=self.policy.max_new,
-        )
+        trained = self.policy.with_decoder(self.decoder())
         trained.save(self.run.policy, manifest, dtype="float32")
         return trained
 

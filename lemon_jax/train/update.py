@@ -12,11 +12,12 @@ from flax import nnx
 from jaxtyping import Array
 
 from lemon_jax.model import Decoder, completion_log_probs
+from lemon_jax.model.sharding import constrain_tree, mesh_of, tree_shardings
 from lemon_jax.train import losses
 from lemon_jax.train.batch import UpdateBatch
 from lemon_jax.train.config import UpdateConfig
 
-SCORING_CHUNK = 32
+SCORING_CHUNK = 64
 
 
 class TrainState(NamedTuple):
@@ -35,8 +36,32 @@ def optimizer(config: UpdateConfig) -> optax.GradientTransformation:
 
 
 def init_state(params: nnx.State, config: UpdateConfig) -> TrainState:
-    """A fresh optimiser for these parameters."""
-    return TrainState(params=params, opt_state=optimizer(config).init(params))
+    """A fresh optimiser for these parameters, its moments split like them."""
+    init, mesh = optimizer(config).init, mesh_of(params)
+    if mesh is not None:
+        init = jax.jit(init, out_shardings=tree_shardings(jax.eval_shape(init, params), mesh))
+    return TrainState(params=params, opt_state=init(params))
+
+
+def cast(params: nnx.State, config: UpdateConfig) -> nnx.State:
+    """The parameters as the decoder computes with them: in `compute_dtype`."""
+    return jax.tree.map(lambda x: x.astype(config.compute_dtype), params)
+
+
+class Weights(NamedTuple):
+    """What the losses of a step are divided by; of the whole step also where its parts are accumulated."""
+
+    policy: Array  # as `aggregation` counts
+    tokens: Array
+
+
+def loss_weights(batch: UpdateBatch, config: UpdateConfig) -> Weights:
+    """The weights of a batch, or of micro-batches stacked along a first axis."""
+    steps = batch.completions_BxC.shape[-1]
+    mask_BxC = losses.token_mask(batch.lengths_B.reshape(-1), steps) & batch.kept_B.reshape(-1, 1)
+    nothing = jnp.zeros(mask_BxC.shape, jnp.float32)
+    counted = losses.aggregate(nothing, mask_BxC, config.aggregation)
+    return Weights(policy=counted.weight, tokens=jnp.sum(mask_BxC.astype(jnp.float32)))
 
 
 def span_scores(
@@ -63,7 +88,13 @@ def _policy_loss(
 
 
 def total_loss(
-    decoder: Decoder, reference: Decoder, batch: UpdateBatch, config: UpdateConfig
+    decoder: Decoder,
+    reference: Decoder,
+    batch: UpdateBatch,
+    config: UpdateConfig,
+    weights: Weights | None = None,
+    *,
+    remat: bool = False,
 ) -> tuple[Array, dict[str, Array]]:
     """L = L_GRPO + kl * KL(pi || pi_ref) + counterfactual * L_CF, and the metrics of the step.
 
@@ -71,8 +102,11 @@ def total_loss(
     of tokens of the step: with "token", a token of an edited span weighs as much as one of GRPO, times
     `counterfactual`. Without KL no reference is scored, and the metric `kl` is 0.
 
-    Rollouts and edited specs are scored in one pass, in the layout that sampled them.
+    Rollouts and edited specs are scored in one pass, in the layout that sampled them. Of a micro-batch, with
+    the `weights` of the whole step, this is its share of the step's loss and metrics: they add up, but for
+    `sampling_gap`, which is a maximum.
     """
+    weights = weights or loss_weights(batch, config)
     num_rollouts = batch.completions_BxC.shape[0]
     rows = (
         jnp.concatenate([batch.prompts_BxP, batch.prompts_BxP[batch.source_K]]),
@@ -80,21 +114,21 @@ def total_loss(
         jnp.concatenate([batch.completions_BxC, batch.edited_completions_KxC]),
         jnp.concatenate([batch.lengths_B, batch.edited_lengths_K]),
     )
-    score = partial(completion_log_probs, temperature=config.temperature, chunk=SCORING_CHUNK)
+    score = partial(completion_log_probs, temperature=config.temperature, chunk=SCORING_CHUNK, remat=remat)
     all_log_probs, all_entropy = score(decoder, *rows)
     log_probs_BxC = all_log_probs[:num_rollouts]
 
     mask_BxC = losses.token_mask(batch.lengths_B, log_probs_BxC.shape[1]) & batch.kept_B[:, None]
     per_token, was_clipped = _policy_loss(log_probs_BxC, batch, mask_BxC, config)
-    policy = losses.aggregate(per_token, mask_BxC, config.aggregation)
-    tokens = jnp.sum(mask_BxC.astype(jnp.float32))
+    policy = losses.Sum(losses.aggregate(per_token, mask_BxC, config.aggregation).total, weights.policy)
+    tokens = weights.tokens
     kl = losses.Sum(jnp.float32(0), jnp.float32(1))
     if config.kl:
         ref_log_probs_BxC, _ = score(reference, *(x[:num_rollouts] for x in rows))
         estimate = losses.kl_to_reference(
             log_probs_BxC, ref_log_probs_BxC, mask_BxC, estimator=config.kl_estimator
         )
-        kl = losses.aggregate(estimate, mask_BxC, config.aggregation)
+        kl = losses.Sum(losses.aggregate(estimate, mask_BxC, config.aggregation).total, weights.policy)
     original_K, edited_K = span_scores(
         log_probs_BxC, all_log_probs[num_rollouts:], batch, normalise=config.normalise_spans
     )
@@ -119,7 +153,7 @@ def total_loss(
     return loss, metrics
 
 
-@partial(jax.jit, static_argnames=("graph", "config"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("graph", "config", "remat"), donate_argnames=("state",))
 def update(
     state: TrainState,
     reference: nnx.State,
@@ -127,13 +161,40 @@ def update(
     *,
     graph: nnx.GraphDef,
     config: UpdateConfig,
+    remat: bool = False,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """The state after one step of Adam on `total_loss`, and the step's metrics."""
+    """The state after one step of Adam on `total_loss`, and the step's metrics.
 
-    def loss_fn(params: nnx.State) -> tuple[Array, dict[str, Array]]:
-        return total_loss(nnx.merge(graph, params), nnx.merge(graph, reference), batch, config)
+    A batch of `batch.micro_batches` is accumulated: one decoder pass a micro-batch, one step of Adam.
+    """
 
-    (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+    def loss_fn(
+        params: nnx.State, batch: UpdateBatch, weights: Weights | None
+    ) -> tuple[Array, dict[str, Array]]:
+        decoder = nnx.merge(graph, cast(params, config))
+        return total_loss(decoder, nnx.merge(graph, reference), batch, config, weights, remat=remat)
+
+    gradient = jax.value_and_grad(loss_fn, has_aux=True)
+    if batch.completions_BxC.ndim == 2:
+        (_, metrics), grads = gradient(state.params, batch, None)
+    else:
+        grads, metrics = _accumulate(partial(gradient, state.params), state.params, batch, config)
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
     metrics["grad_norm"] = optax.tree.norm(grads)
-    return TrainState(params=optax.apply_updates(state.params, updates), opt_state=opt_state), metrics
+    stepped = TrainState(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+    return constrain_tree(stepped), metrics
+
+
+def _accumulate(
+    gradient: Any, params: nnx.State, batches: UpdateBatch, config: UpdateConfig
+) -> tuple[nnx.State, dict[str, Array]]:
+    """Gradients and metrics of a step from those of its micro-batches, one after the other."""
+    weights = loss_weights(batches, config)
+
+    def add(total: nnx.State, batch: UpdateBatch) -> tuple[nnx.State, dict[str, Array]]:
+        (_, metrics), grads = gradient(batch, weights)
+        return constrain_tree(jax.tree.map(jnp.add, total, grads)), metrics
+
+    grads, each = jax.lax.scan(add, constrain_tree(jax.tree.map(jnp.zeros_like, params)), batches)
+    metrics = {name: jnp.sum(values) for name, values in each.items()}
+    return grads, metrics | {"sampling_gap": jnp.max(each["sampling_gap"])}
