@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from lemon_jax.backends.scheduler import Engine, Job, Scheduler
 from lemon_jax.backends.types import Message
+from lemon_jax.errors import LemonError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +47,8 @@ class EngineThread(threading.Thread):
         """Run a job; the future becomes the job when it has ended. Cancelling it frees the job's slot."""
         future: Future[Job] = Future()
         with self._changed:
-            if self._failure is not None:
-                future.set_exception(self._failure)
-            elif self._stopping:
-                future.cancel()
+            if self._stopping:
+                future.set_exception(self._failure or _closed())
             else:
                 self._asked.append((job, future))
                 self._changed.notify()
@@ -57,7 +56,7 @@ class EngineThread(threading.Thread):
         return future
 
     def stop(self) -> None:
-        """Let the thread end after its step; jobs that are open are cancelled."""
+        """Let the thread end after its step, and fail the jobs that are open."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -78,7 +77,7 @@ class EngineThread(threading.Thread):
         except Exception as failure:
             self._fail(failure)
         finally:
-            self._fail(None)
+            self._fail(_closed())
 
     def _take_orders(self, scheduler: Scheduler) -> bool:
         """Wait until there is something to do; whether there is, or it is time to end."""
@@ -107,8 +106,8 @@ class EngineThread(threading.Thread):
             self._cancelled.append(job)
             self._changed.notify()
 
-    def _fail(self, failure: Exception | None) -> None:
-        """End all jobs, with the failure or cancelled."""
+    def _fail(self, failure: Exception) -> None:
+        """End all jobs with the first failure, those to come too."""
         with self._changed:
             self._stopping = True
             self._failure = self._failure or failure
@@ -116,8 +115,9 @@ class EngineThread(threading.Thread):
             self._futures.clear()
             self._asked.clear()
         for future in futures:
-            if self._failure is None:
-                future.cancel()
-            else:
-                with contextlib.suppress(InvalidStateError):
-                    future.set_exception(self._failure)
+            with contextlib.suppress(InvalidStateError):
+                future.set_exception(self._failure)
+
+
+def _closed() -> LemonError:
+    return LemonError("the worker pool was closed")

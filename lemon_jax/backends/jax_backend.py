@@ -60,7 +60,7 @@ class JaxBackend:
         return answer_all(requests, self._answer, self._limit)
 
     async def aclose(self) -> None:
-        """Cancel what is open and end the thread, after the step it is in."""
+        """End the thread after the step it is in; requests that are open have failed."""
         self._closed.set()
         if self._thread is not None:
             self._thread.stop()

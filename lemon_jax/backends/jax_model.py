@@ -23,6 +23,7 @@ from lemon_jax.model.text_tokenizer import TextTokenizer
 # Tokens of the pool for each slot. A request needs a few hundred; one that finds no room waits.
 _POOL_TOKENS = 512
 _PAGE = 64
+_LEAST_COMPILE_S = 1.0  # what is compiled faster is not worth a file
 # What llama.cpp falls back to where a file has no template of its own.
 _CHATML = (
     "{% for message in messages %}"
@@ -78,12 +79,19 @@ def compilation_cache_on_disk() -> Iterator[None]:
         yield
         return
     # A program is made for one kind of processor, and a cache folder may be shared by several.
-    jax.config.update("jax_compilation_cache_dir", str(model_cache().parent / "compiled" / _processor()))
+    settings = {
+        "jax_compilation_cache_dir": str(model_cache().parent / "compiled" / _processor()),
+        "jax_persistent_cache_min_compile_time_secs": _LEAST_COMPILE_S,
+    }
+    before = {name: jax.config.values[name] for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
     try:
         yield
     finally:
-        jax.config.update("jax_compilation_cache_dir", None)
+        for name, value in before.items():
+            jax.config.update(name, value)
         compilation_cache.reset_cache()
 
 

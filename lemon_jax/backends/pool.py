@@ -126,11 +126,8 @@ class WorkerPool:
                 model.base_urls, model.model, key, identity=model.identity, max_concurrency=model.slots
             )
         locate, digest = self._model_file(model)
-        return (
-            self._open_jax(model, locate, digest)
-            if model.backend == "jax"
-            else self._open_embedded(model, locate, digest)
-        )
+        open_it = self._open_jax if model.backend == "jax" else self._open_embedded
+        return open_it(model, locate, digest)
 
     def _open_embedded(self, model: ModelConfig, locate: Locate, digest: str) -> Backend:
         return EmbeddedBackend(
