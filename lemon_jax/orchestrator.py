@@ -22,6 +22,7 @@ from lemon_jax.model import (
     sample,
     save_weights,
 )
+from lemon_jax.model.sharding import fetch, using
 from lemon_jax.spec import Parsed, parse
 
 WEIGHTS_FILE = "policy.safetensors"
@@ -73,6 +74,11 @@ class Orchestrator:
         self.tokenizer = tokenizer
         self.max_prompt = max_prompt
         self.max_new = max_new
+
+    def with_decoder(self, decoder: Decoder) -> Orchestrator:
+        """The same policy with other parameters."""
+        limits = {"max_prompt": self.max_prompt, "max_new": self.max_new}
+        return Orchestrator(decoder, self.config, self.tokenizer, **limits)
 
     @classmethod
     def load(cls, folder: Path) -> Orchestrator:
@@ -142,21 +148,26 @@ class Orchestrator:
         prompt_slots: int | None = None,
         decoder: Decoder | None = None,
     ) -> list[Rollout]:
-        """`group` specs for each task; rollout n * group + g is spec g of task n."""
+        """`group` specs for each task; rollout n * group + g is spec g of task n.
+
+        On the mesh of the decoder's parameters, if they lie on one; every host gets all rollouts.
+        """
+        decoder = decoder or self.decoder
         prompts = [self.prompt_ids(text) for text in task_texts]
         slots = prompt_slots or self.prompt_slots(task_texts)
         padded_NxP, lengths_N = pad(prompts, slots, self.tokenizer.pad_id)
-        samples = sample(
-            decoder or self.decoder,
-            padded_NxP,
-            lengths_N,
-            key,
-            group=group,
-            max_new=self.max_new,
-            temperature=temperature,
-            eos_id=self.tokenizer.eos_id,
-        )
-        return self._rollouts(prompts, jax.tree.map(np.asarray, samples), group)
+        with using(decoder):
+            samples = sample(
+                decoder,
+                padded_NxP,
+                lengths_N,
+                key,
+                group=group,
+                max_new=self.max_new,
+                temperature=temperature,
+                eos_id=self.tokenizer.eos_id,
+            )
+        return self._rollouts(prompts, fetch(samples), group)
 
     def write_greedy(
         self, task_texts: Sequence[str], *, prompt_slots: int | None = None, decoder: Decoder | None = None

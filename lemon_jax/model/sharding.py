@@ -176,6 +176,14 @@ def constrain_tree(tree: Any) -> Any:
     )
 
 
+def on_host() -> contextlib.AbstractContextManager[Any]:
+    """Within it new arrays lie in the host's memory, until `place` splits what no device could hold."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
+        return contextlib.nullcontext()
+
+
 def fetch(tree: Any) -> Any:
     """The whole arrays as NumPy on this host, one after the other, wherever their parts lie.
 
