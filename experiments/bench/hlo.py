@@ -18,9 +18,21 @@ from dataclasses import dataclass, field
 _BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
 _SHAPE = re.compile(r"(pred|token|opaque|bf16|[suf](\d+)(?:e\w+)?)\[([\d,]*)\](?:\{[^}]*\})?")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^\n]*)$")
-_CALLED = re.compile(r"(?:calls|to_apply|body|condition|called_computations|branch_computations)=\{?(%[^,}\s]+(?:, ?%[^,}\s]+)*)")
+_CALLED = re.compile(
+    r"(?:calls|to_apply|body|condition|called_computations|branch_computations)=\{?(%[^,}\s]+(?:, ?%[^,}\s]+)*)"
+)
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
-_FREE = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "while", "call", "conditional", "iota"}
+_FREE = {
+    "parameter",
+    "constant",
+    "tuple",
+    "get-tuple-element",
+    "bitcast",
+    "while",
+    "call",
+    "conditional",
+    "iota",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +89,9 @@ def traffic(text: str, chips: int, *, open_trips: int = 1) -> Traffic:
     computations, entry = parse(text)
     runs = _runs(computations, entry, open_trips)
     total = Traffic()
-    seen: dict[str, tuple[str, float]] = {}  # channel: a collective that overlaps compute is split over fusions
+    seen: dict[
+        str, tuple[str, float]
+    ] = {}  # channel: a collective that overlaps compute is split over fusions
     for name, instructions in computations.items():
         for one in instructions:
             kind = one.opcode.removesuffix("-start")
