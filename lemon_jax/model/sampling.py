@@ -92,17 +92,22 @@ def inverse_cdf(
 
 
 def draw(
-    logits_BxV: Float[Array, "batch vocab"], row_keys_B: Array, step: Int[Array, ""] | int, temperature: float
+    logits_BxV: Float[Array, "batch vocab"],
+    row_keys_B: Array,
+    step: Int[Array, ""] | Int[Array, " batch"] | int,
+    temperature: float,
 ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
     """A token a row and its log-probability. Row b at a step draws with `fold_in(row_keys[b], step)`,
-    so that it depends on no other row. Temperature 0 takes the likeliest and reports it at temperature 1.
+    so that it depends on no other row; `step` is one for all or one a row. Temperature 0 takes the
+    likeliest and reports it at temperature 1.
     """
     if temperature == 0:
         tokens_B = jnp.argmax(logits_BxV, axis=-1)
     else:
         logits_BxV = logits_BxV / temperature
-        uniform_B = jax.vmap(lambda row_key: jax.random.uniform(jax.random.fold_in(row_key, step)))(
-            row_keys_B
+        step_B = jnp.broadcast_to(jnp.asarray(step), row_keys_B.shape)
+        uniform_B = jax.vmap(lambda key, step: jax.random.uniform(jax.random.fold_in(key, step)))(
+            row_keys_B, step_B
         )
         tokens_B = inverse_cdf(logits_BxV, uniform_B)
     chosen_B = jnp.take_along_axis(logits_BxV, tokens_B[:, None], axis=-1)[:, 0]

@@ -88,6 +88,25 @@ class Tokenizer:
                 spans[i] = spans[i + 1]
         return spans
 
+    def token_bytes(self) -> list[bytes | None]:
+        """What each id adds to a text that is decoded as a whole; None for ids that are no text."""
+        spelled: list[bytes | None] = []
+        for i, piece in enumerate(map(self._processor.id_to_piece, range(self.vocab_size))):
+            if self._processor.is_byte(i):
+                spelled.append(bytes([int(piece[3:5], 16)]))  # <0x41>
+            elif any(
+                kind(i)
+                for kind in (
+                    self._processor.is_control,
+                    self._processor.is_unknown,
+                    self._processor.is_unused,
+                )
+            ):
+                spelled.append(None)
+            else:
+                spelled.append(piece.replace(SPACE_MARK, " ").encode())
+        return spelled
+
     def _checked(self, ids: Sequence[int]) -> list[int]:
         """Python ints (the library takes no NumPy ones). Raises ValueError for an id that is none."""
         checked = [int(i) for i in ids]
