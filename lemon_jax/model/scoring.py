@@ -40,10 +40,16 @@ def completion_hidden(
 def token_log_probs(
     logits: Float[Array, "*shape vocab"], tokens: Int[Array, "*shape"], temperature: float
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    """log p(token) and the entropy -sum p log p, in nats, of softmax(logits / temperature)."""
-    log_probs = jax.nn.log_softmax(logits / temperature, axis=-1)
-    chosen = jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
-    return chosen, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+    """log p(token) and the entropy -sum p log p, in nats, of softmax(logits / temperature).
+
+    The entropy is a measurement: it has no gradient, whose backward pass would cost as much as the other's.
+    """
+    logits = logits / temperature
+    log_total = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - log_total
+    fixed, log_total = jax.lax.stop_gradient((logits, log_total))
+    p = jnp.exp(fixed - log_total[..., None])
+    return chosen, log_total - jnp.sum(p * fixed, axis=-1)
 
 
 def completion_log_probs(
@@ -55,17 +61,18 @@ def completion_log_probs(
     *,
     temperature: float = 1.0,
     chunk: int = 64,
-    trace: Trace | None = None,
     remat: bool = False,
+    trace: Trace | None = None,
 ) -> tuple[Float[Array, "batch completion"], Float[Array, "batch completion"]]:
     """(log p(completion token | prompt, earlier tokens), entropy there): fp32, nats, 0 on padding.
 
     Prompts and completions are right-padded, and every prompt has at least one token. `temperature`
     (> 0) divides the logits, as in `sampling.sample`. Logits exist for `chunk` steps at a time, in the
-    forward and in the backward pass; `remat` as in `Decoder`. Differentiable in `decoder`, and finite
-    whatever the padding holds, as long as its ids lie in the vocabulary. With the `trace` of completions
-    that were sampled within a language, only tokens that could have come count: a token without alternative
-    has 0, and so has one beyond the language. Raises ValueError for a temperature or chunk <= 0.
+    forward and in the backward pass; `remat` as in `Decoder`. The log-probabilities are differentiable in
+    `decoder`, the entropy is not, and all is finite whatever the padding holds, as long as its ids lie in
+    the vocabulary. With the `trace` of completions that were sampled within a language, only tokens that
+    could have come count: a token without alternative has 0, and so has one beyond the language. Raises
+    ValueError for a temperature or chunk <= 0.
     """
     if temperature <= 0 or chunk <= 0:
         raise ValueError(f"temperature {temperature} and chunk {chunk} must be positive")

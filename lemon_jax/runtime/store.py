@@ -12,7 +12,6 @@ import json
 import lzma
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 
 from lemon_jax.backends import Reply, Request
@@ -81,7 +80,7 @@ class CallStore:
             self._insert(key, scope, reply, recorded=False)
 
     def _insert(self, key: str, scope: str, reply: Reply | str, *, recorded: bool) -> None:
-        text = reply if isinstance(reply, str) else json.dumps(asdict(reply), ensure_ascii=False)
+        text = reply if isinstance(reply, str) else json.dumps(vars(reply), ensure_ascii=False)
         row = (key, scope, int(recorded), text)
         try:
             self._db.execute("insert or ignore into calls values (?, ?, ?, ?)", row)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lemon_jax.model import Tokenizer, covering_tokens
+from lemon_jax.model import TextTokenizer, covering_tokens
 from lemon_jax.orchestrator import Rollout, pad
 from lemon_jax.spec import Edit
 
@@ -49,7 +49,7 @@ Spell = Callable[[Rollout, int, str, Sequence[int]], tuple[int, ...] | None]
 
 
 def span_tokens(
-    tokenizer: Tokenizer, rollout: Rollout, edit: Edit, spell: Spell | None = None
+    tokenizer: TextTokenizer, rollout: Rollout, edit: Edit, spell: Spell | None = None
 ) -> SpanTokens | None:
     """The smallest token range of the sampled ids that covers the edited field, and its replacement.
 

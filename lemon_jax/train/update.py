@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from lemon_jax.train import losses
 from lemon_jax.train.batch import UpdateBatch
 from lemon_jax.train.config import UpdateConfig
 
-SCORING_CHUNK = 32
+SCORING_CHUNK = 64
 
 
 class TrainState(NamedTuple):
@@ -56,7 +55,12 @@ class Weights(NamedTuple):
     tokens: Array
 
 
-def _weights(mask_BxC: Array, config: UpdateConfig) -> Weights:
+def loss_weights(batch: UpdateBatch, config: UpdateConfig, constraint: Constraint | None = None) -> Weights:
+    """The weights of a batch, or of micro-batches stacked along a first axis."""
+    steps, lengths_B = batch.completions_BxC.shape[-1], batch.lengths_B.reshape(-1)
+    mask_BxC = losses.token_mask(lengths_B, steps) & batch.kept_B.reshape(-1, 1)
+    if constraint is not None:
+        mask_BxC &= trace(constraint, batch.completions_BxC.reshape(-1, steps), lengths_B).free_BxC
     nothing = jnp.zeros(mask_BxC.shape, jnp.float32)
     counted = losses.aggregate(nothing, mask_BxC, config.aggregation)
     return Weights(policy=counted.weight, tokens=jnp.sum(mask_BxC.astype(jnp.float32)))
@@ -114,11 +118,10 @@ def total_loss(
 
     Rollouts and edited specs are scored in one pass, in the layout that sampled them. With a `constraint`
     they are scored over the support that it left when they were sampled; tokens without alternative have no
-    loss and are counted nowhere.
-
-    Of a micro-batch, with the `weights` of the whole step, this is its share of the step's loss and metrics:
-    they add up, but for `sampling_gap`, which is a maximum.
+    loss and are counted nowhere. Of a micro-batch, with the `weights` of the whole step, this is its share of
+    the step's loss and metrics: they add up, but for `sampling_gap`, which is a maximum.
     """
+    weights = weights or loss_weights(batch, config, constraint)
     num_rollouts = batch.completions_BxC.shape[0]
     rows = (
         jnp.concatenate([batch.prompts_BxP, batch.prompts_BxP[batch.source_K]]),
@@ -136,7 +139,6 @@ def total_loss(
     if support is not None:
         free, edited_free = support.free_BxC[:num_rollouts], support.free_BxC[num_rollouts:]
         mask_BxC = mask_BxC & free
-    weights = weights or _weights(mask_BxC, config)
     per_token, was_clipped = _policy_loss(log_probs_BxC, batch, mask_BxC, config)
     policy = losses.Sum(losses.aggregate(per_token, mask_BxC, config.aggregation).total, weights.policy)
     tokens = weights.tokens
@@ -197,38 +199,29 @@ def update(
         params: nnx.State, batch: UpdateBatch, weights: Weights | None
     ) -> tuple[Array, dict[str, Array]]:
         decoder = nnx.merge(graph, cast(params, config))
-        reference_decoder = nnx.merge(graph, reference)
-        return total_loss(decoder, reference_decoder, batch, config, constraint, weights, remat=remat)
+        return total_loss(
+            decoder, nnx.merge(graph, reference), batch, config, constraint, weights, remat=remat
+        )
 
     gradient = jax.value_and_grad(loss_fn, has_aux=True)
     if batch.completions_BxC.ndim == 2:
         (_, metrics), grads = gradient(state.params, batch, None)
     else:
-        weights = _step_weights(batch, config, constraint)
-        grads, metrics = _accumulate(lambda b: gradient(state.params, b, weights), state.params, batch)
+        weights = loss_weights(batch, config, constraint)
+        grads, metrics = _accumulate(partial(gradient, state.params), state.params, batch, weights)
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
     metrics["grad_norm"] = optax.tree.norm(grads)
     stepped = TrainState(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
     return constrain_tree(stepped), metrics
 
 
-def _step_weights(batches: UpdateBatch, config: UpdateConfig, constraint: Constraint | None) -> Weights:
-    """What a whole step's losses are divided by, of its micro-batches."""
-    completions_BxC = batches.completions_BxC.reshape(-1, batches.completions_BxC.shape[-1])
-    lengths_B = batches.lengths_B.reshape(-1)
-    mask_BxC = losses.token_mask(lengths_B, completions_BxC.shape[1]) & batches.kept_B.reshape(-1, 1)
-    if constraint is not None:
-        mask_BxC = mask_BxC & trace(constraint, completions_BxC, lengths_B).free_BxC
-    return _weights(mask_BxC, config)
-
-
 def _accumulate(
-    gradient: Callable[[UpdateBatch], Any], params: nnx.State, batches: UpdateBatch
+    gradient: Any, params: nnx.State, batches: UpdateBatch, weights: Weights
 ) -> tuple[nnx.State, dict[str, Array]]:
     """Gradients and metrics of a step from those of its micro-batches, one after the other."""
 
     def add(total: nnx.State, batch: UpdateBatch) -> tuple[nnx.State, dict[str, Array]]:
-        (_, metrics), grads = gradient(batch)
+        (_, metrics), grads = gradient(batch, weights)
         return constrain_tree(jax.tree.map(jnp.add, total, grads)), metrics
 
     grads, each = jax.lax.scan(add, constrain_tree(jax.tree.map(jnp.zeros_like, params)), batches)
