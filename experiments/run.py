@@ -81,11 +81,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--accumulate", type=int, metavar="N", help="parts an update goes through the policy in (1)")
     add("--remat", action="store_true", help="recompute activations: less memory, more time (off)")
     add("--compute-dtype", metavar="DTYPE", help="float32, or bfloat16 with float32 weights (float32)")
-    add(
-        "--checkpoint-dir",
-        metavar="DIR",
-        help="a folder or gs:// address all hosts see (RUN_DIR/checkpoints)",
-    )
+    add("--checkpoint-dir", metavar="DIR", help="folder or gs:// address of them (RUN_DIR/checkpoints)")
     add("--distributed", action="store_true", help="one process of several, on many hosts (off)")
     add("--coordinator", metavar="HOST:PORT", help="of process 0 (found on TPU, Slurm, MPI, Kubernetes)")
     add("--num-processes", type=int, metavar="N", help="processes in all (found, as the coordinator)")
@@ -156,9 +152,8 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
             progress.note(SIMULATED_WARNING)
         recording = {} if args.fresh or is_simulated(pool) else _recording(config.bench)
         if recording:
-            progress.note(
-                f"{len(recording):,} recorded worker calls may serve this run (--fresh ignores them)"
-            )
+            size = f"{len(recording):,}"
+            progress.note(f"{size} recorded worker calls may serve this run (--fresh ignores them)")
 
         async def job() -> tuple[dict[str, Any], RunDir]:
             with _stopped_by_sigterm(hosts):
@@ -246,7 +241,7 @@ def _directory(
         if earlier is None:
             return RunDir.create(args.out or _default_out(config), facts).path
         _check_same(earlier, facts)
-        if any(earlier.get(name) != facts[name] for name in ("git_sha", "versions")):
+        if [name for name in ("git_sha", "versions") if earlier.get(name) != facts[name]]:
             progress.note("warning: the code or its libraries changed since this run began")
         return RunDir.open(args.resume)[0].path
 

@@ -162,6 +162,7 @@ class Trainer:
         )
         if self.scale.accumulate > 1:
             batch = micro_batches(batch, self.scale.accumulate)
+        constraint = self.policy.constraint if self.config.constrained else None
         passes: list[dict[str, float]] = []
         for _ in range(self.config.updates_per_step):
             with using(self._state.params):
@@ -169,7 +170,7 @@ class Trainer:
                     self._state,
                     self._reference,
                     batch,
-                    self.policy.constraint if self.config.constrained else None,
+                    constraint,
                     graph=self._graph,
                     config=self.config.update,
                     remat=self.scale.remat,
