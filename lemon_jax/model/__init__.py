@@ -6,6 +6,7 @@ from lemon_jax.model.layout import attention_mask, rope_positions
 from lemon_jax.model.pretrained import load_pretrained
 from lemon_jax.model.sampling import Samples, sample
 from lemon_jax.model.scoring import completion_log_probs
+from lemon_jax.model.text_tokenizer import TextTokenizer, TokenIds
 from lemon_jax.model.tokenizer import Tokenizer, covering_tokens, train_tokenizer
 from lemon_jax.model.weights import load_weights, named_params, params_sha256, read_metadata, save_weights
 
@@ -15,6 +16,8 @@ __all__ = [
     "DecoderConfig",
     "KVCache",
     "Samples",
+    "TextTokenizer",
+    "TokenIds",
     "Tokenizer",
     "attention_mask",
     "completion_log_probs",

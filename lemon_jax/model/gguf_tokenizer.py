@@ -1,14 +1,12 @@
-"""The tokenizer that a GGUF file describes, rebuilt: byte-level BPE from merges, SentencePiece from scores."""
+"""The tokenizer that a GGUF file describes: byte-level BPE from its merges, SentencePiece from its scores."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from lemon_jax.errors import LemonError
-from lemon_jax.model.gguf_file import GgufFile
 from lemon_jax.model.hub_tokenizer import HubTokenizer
 from lemon_jax.model.sentencepiece_proto import CONTROL, UNUSED, USER_DEFINED, from_pieces
 from lemon_jax.model.text_tokenizer import TextTokenizer, TokenIds
@@ -49,22 +47,11 @@ _ENDS = (
 )
 
 
-def load_gguf_tokenizer(path: Path) -> TextTokenizer:
-    """The tokenizer of a GGUF file. Raises `LemonError` as `gguf_tokenizer` does, naming the file."""
-    metadata = GgufFile(path).metadata
-    prefix = "tokenizer.ggml."
-    fields = {key.removeprefix(prefix): value for key, value in metadata.items() if key.startswith(prefix)}
-    try:
-        return gguf_tokenizer(fields)
-    except LemonError as error:
-        raise LemonError(f"{path}: {error}") from error
-
-
 def gguf_tokenizer(fields: Mapping[str, Any]) -> TextTokenizer:
     """The tokenizer of these `tokenizer.ggml.*` values, by key without that prefix.
 
-    As llama.cpp reads them: there is no Unicode normalisation. Raises `LemonError` for missing values, and for a
-    model or pre-tokenizer that is not known here, which it names.
+    As llama.cpp reads them: there is no Unicode normalisation. Raises `LemonError` for missing values, and
+    for a model or pre-tokenizer that is not known here, which it names.
     """
     kinds = {"gpt2": _from_merges, "llama": _from_scores}
     model = fields.get("model")
@@ -94,8 +81,8 @@ def _from_merges(
     pre = fields.get("pre")
     if pre not in _PRE_TOKENIZERS:
         raise LemonError(
-            f"pre-tokenizer {pre!r:.40} is unknown, expected one of {', '.join(_PRE_TOKENIZERS)}; use another model, "
-            "or a hub folder of this one"
+            f"pre-tokenizer {pre!r:.40} is unknown, expected one of {', '.join(_PRE_TOKENIZERS)}; use "
+            "another model, or a hub folder of this one"
         )
     vocab = {t: i for i, t in enumerate(tokens) if types[i] != UNUSED}
     if len(vocab) != len(tokens) - types.count(UNUSED):

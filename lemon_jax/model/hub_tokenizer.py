@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,8 @@ class HubTokenizer:
     damaged file, for another kind of tokenizer, which it names, and for one that cannot represent every text.
     """
 
+    file = TOKENIZER_JSON
+
     def __init__(self, source: str, ids: TokenIds, *, name: str = TOKENIZER_JSON) -> None:
         self._source = source
         self._name = name
@@ -47,30 +51,34 @@ class HubTokenizer:
             self._byte_level = any(s.get("type") == "ByteLevel" for s in _steps(tree.get("pre_tokenizer")))
             if model.get("continuing_subword_prefix") or model.get("end_of_word_suffix"):
                 raise LemonError(f"{name}: its pieces carry a prefix or suffix, so texts cannot be exact")
-            # A saved tokenizer may cut or fill every text as in its last batch, or leave merges out at random.
+            # A saved one may cut or fill every text as in its last batch, or leave merges out at random.
             tree |= {"truncation": None, "padding": None, "model": model | {"dropout": None}}
             self._own = self._built(tree)
-            self._plain = self._built(tree | self._exact_steps(tree))
-            self._plain.encode_special_tokens = True
+            self._plain_tree = tree | self._exact_steps(tree)
             self._controls = {t["content"]: int(t["id"]) for t in added if t.get("special")}
             self._pieces = self._piece_bytes(vocab, added, ids.vocab_size)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise LemonError(
-                f"{name}: not a usable tokenizer.json ({type(error).__name__}: {error!s:.120}); fetch it again"
+                f"{name}: not a usable tokenizer.json ({type(error).__name__}: {error!s:.99}); fetch it again"
             ) from error
         single = _byte_pieces(byte_level=self._byte_level)
         self._unknown_bytes = frozenset(b for b, piece in enumerate(single) if piece not in vocab)
         plain = self._unknown_bytes.intersection([*b"\t\n", *range(0x20, 0x7F)])
         if plain or (self._unknown_bytes and not self._byte_level):
-            raise LemonError(f"{name}: no token for {len(self._unknown_bytes)} of the 256 bytes; use another model")
+            raise LemonError(
+                f"{name}: no token for {len(self._unknown_bytes)} of the 256 bytes; use another model"
+            )
         self._space_mark_ids = [] if self._byte_level else [vocab[single[b]] for b in SPACE_MARK.encode()]
+        self._name_ids(ids)
+
+    def _name_ids(self, ids: TokenIds) -> None:
         self.vocab_size: int = ids.vocab_size
         self.pad_id: int = ids.pad_id
         self.bos_id: int | None = ids.bos_id
         self.eos_ids: tuple[int, ...] = ids.eos_ids
         self.eos_id: int = ids.eos_ids[0]
         self._ids = ids
-        self.sha256 = hashlib.sha256((source + ids.to_json()).encode()).hexdigest()
+        self.sha256 = hashlib.sha256((self._source + ids.to_json()).encode()).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`; `decode(encode(text)) == text` for all valid Unicode, also in the middle of a text.
@@ -80,7 +88,9 @@ class HubTokenizer:
         """
         if unknown := self._unknown_bytes.intersection(text.encode()):  # encode() refuses surrogates
             bad = next(c for c in text if unknown.intersection(c.encode()))
-            raise LemonError(f"{self._name}: the tokenizer cannot spell {bad!r} (U+{ord(bad):04X}); leave it out")
+            raise LemonError(
+                f"{self._name}: the tokenizer cannot spell {bad!r} (U+{ord(bad):04X}); leave it out"
+            )
         if self._byte_level:
             return self._plain.encode(text, add_special_tokens=False).ids
         # A space is written as this character, so the character itself is spelled in bytes.
@@ -111,15 +121,27 @@ class HubTokenizer:
         """The id of every control symbol by its text."""
         return self._controls
 
-    def first_id(self) -> int | None:
-        """The id that the tokenizer itself puts before every text, if any."""
-        ids = self._own.encode("", add_special_tokens=True).ids
-        return ids[0] if ids else None
+    def token_bytes(self) -> list[bytes | None]:
+        """What each id adds to a text that is decoded as a whole; None for ids that are no text."""
+        return [piece or None for piece in self._pieces]
+
+    def with_first_end(self, end: int) -> HubTokenizer:
+        """The same tokenizer with `end` as the first of `eos_ids`."""
+        other = copy.copy(self)
+        other._name_ids(self._ids.ending(end))
+        return other
 
     def save(self, folder: Path) -> None:
         """Write tokenizer.json, byte for byte as it was read, and the ids."""
         (folder / TOKENIZER_JSON).write_text(self._source, encoding="utf-8", newline="")
         (folder / IDS_FILE).write_text(self._ids.to_json(), encoding="utf-8")
+
+    @cached_property
+    def _plain(self) -> tokenizers.Tokenizer:
+        # Built when first used: a large vocabulary takes a second, and an evaluation encodes prompts alone.
+        plain = self._built(self._plain_tree)
+        plain.encode_special_tokens = True
+        return plain
 
     def _built(self, tree: dict[str, Any]) -> tokenizers.Tokenizer:
         try:
@@ -145,8 +167,8 @@ class HubTokenizer:
         spaces_marked = bool(kept) or any(s["type"] == "Metaspace" for s in cuts)
         if not self._byte_level and not (tree["model"].get("byte_fallback") and spaces_marked):
             raise LemonError(
-                f"{self._name}: neither a byte-level tokenizer nor one with spaces as {SPACE_MARK!r} and byte "
-                "fallback; it cannot represent every text, so use another model"
+                f"{self._name}: neither a byte-level tokenizer nor one with spaces as {SPACE_MARK!r} and "
+                "byte fallback; it cannot represent every text, so use another model"
             )
         # Flags that eat the spaces beside a symbol, or overlook it inside a word.
         flags = {"lstrip": False, "rstrip": False, "single_word": False}
@@ -181,7 +203,9 @@ class HubTokenizer:
         for token in added:
             i, text = token["id"], token["content"]
             if self._own.token_to_id(text) != i:
-                raise LemonError(f"{self._name}: added token {text!r:.60} has another id than {i}; fetch it again")
+                raise LemonError(
+                    f"{self._name}: added token {text!r:.60} has another id than {i}; fetch it again"
+                )
             text = text if self._byte_level else text.replace(SPACE_MARK, " ")
             out[i] = b"" if token.get("special") else text.encode()
         return out
@@ -201,8 +225,8 @@ def _steps(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
 def _byte_pieces(*, byte_level: bool) -> list[str]:
     """The piece that stands for each byte.
 
-    GPT-2's byte-level tokenizers (Radford et al. 2019) write printable bytes as themselves, and the others, in
-    order, as the characters from U+0100 on.
+    GPT-2's byte-level tokenizers (Radford et al. 2019) write printable bytes as themselves, and the others,
+    in order, as the characters from U+0100 on.
     """
     if not byte_level:
         return [f"<0x{byte:02X}>" for byte in range(256)]
@@ -214,10 +238,17 @@ def _byte_pieces(*, byte_level: bool) -> list[str]:
 _BYTES = {piece: byte for byte, piece in enumerate(_byte_pieces(byte_level=True))}
 
 
+# Characters that stand for no byte become one that Latin-1 lacks.
+_TO_LATIN_1 = str.maketrans(
+    {chr(c): "\u0400" for c in range(256)} | {piece: chr(byte) for piece, byte in _BYTES.items()}
+)
+
+
 def _byte_level_bytes(piece: str) -> bytes:
-    known = [_BYTES.get(character) for character in piece]
-    # As the library decodes: a piece with any other character is plain text.
-    return piece.encode() if None in known else bytes(b for b in known if b is not None)
+    try:
+        return piece.translate(_TO_LATIN_1).encode("latin-1")
+    except UnicodeEncodeError:
+        return piece.encode()  # as the library decodes: a piece with any other character is plain text
 
 
 def _fallback_bytes(piece: str) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from functools import partial
 from typing import NamedTuple
@@ -118,7 +119,12 @@ def _nothing_drawn(batch: int, steps: int) -> Samples:
     )
 
 
-@partial(jax.jit, static_argnames=("group", "max_new", "temperature", "eos_id"))
+def is_end(token_B: Int[Array, " batch"], eos_ids: tuple[int, ...]) -> Bool[Array, " batch"]:
+    """Whether a token is one of `eos_ids`. Models have several: the end of a turn, the end of a text."""
+    return functools.reduce(jnp.logical_or, [token_B == eos for eos in eos_ids])
+
+
+@partial(jax.jit, static_argnames=("group", "max_new", "temperature", "eos_ids"))
 def sample(
     decoder: Decoder,
     prompts_NxP: Int[Array, "prompts slots"],
@@ -128,9 +134,10 @@ def sample(
     group: int,
     max_new: int,
     temperature: float,
-    eos_id: int,
+    eos_ids: tuple[int, ...],
 ) -> Samples:
-    """`group` completions of each right-padded prompt, of at most `max_new` tokens.
+    """`group` completions of each right-padded prompt, of at most `max_new` tokens; any of
+    `eos_ids` ends one.
 
     Log-probabilities are fp32, in nats, of softmax(logits / temperature): those that
     `scoring.completion_log_probs` gives at the same temperature. Temperature 0 is greedy, its
@@ -153,7 +160,7 @@ def sample(
         token_B, log_prob_B = draw(decoder.logits(hidden_BxD), row_keys_B, step, temperature)
         token_B = jnp.where(done_B, 0, token_B)
         log_prob_B = jnp.where(done_B, 0.0, log_prob_B)
-        ended_B = ~done_B & (token_B == eos_id)
+        ended_B = ~done_B & is_end(token_B, eos_ids)
         samples = Samples(
             tokens_BxC=samples.tokens_BxC.at[:, step].set(token_B),
             log_probs_BxC=samples.log_probs_BxC.at[:, step].set(log_prob_B),

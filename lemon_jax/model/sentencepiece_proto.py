@@ -1,4 +1,4 @@
-"""SentencePiece model files as protocol buffers: one from the pieces of a GGUF file, and one that keeps text exact."""
+"""SentencePiece models as protocol buffers: of the pieces of a GGUF file, and one that keeps texts exact."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def from_pieces(
     """A model of these pieces, in order of their ids. Raises LemonError for lists of different lengths."""
     if not len(pieces) == len(scores) == len(types) or not 0 <= unk_id < len(pieces):
         raise LemonError(
-            f"tokenizer: {len(pieces)} tokens with {len(scores)} scores and {len(types)} types, unknown token "
-            f"{unk_id}; fetch the model file again"
+            f"tokenizer: {len(pieces)} tokens with {len(scores)} scores and {len(types)} types, unknown "
+            f"token {unk_id}; fetch the model file again"
         )
     model = pb.ModelProto()  # type: ignore[attr-defined]
     trainer = model.trainer_spec

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -25,6 +26,7 @@ class TextTokenizer(Protocol):
         eos_ids: each of them ends a completion.
         eos_id: the first of them, which the policy is taught to write.
         sha256: names all that decides ids and texts.
+        file: the name of the file that `save` writes it to.
     """
 
     vocab_size: int
@@ -33,6 +35,7 @@ class TextTokenizer(Protocol):
     eos_ids: tuple[int, ...]
     eos_id: int
     sha256: str
+    file: str
 
     def encode(self, text: str) -> list[int]:
         """Ids with `decode(encode(text)) == text` for all valid Unicode, also in the middle of a text.
@@ -49,8 +52,14 @@ class TextTokenizer(Protocol):
     def offsets(self, ids: Sequence[int]) -> list[tuple[int, int]]:
         """For every id the [start, end) characters of `decode(ids)` that it stands for."""
 
+    def token_bytes(self) -> list[bytes | None]:
+        """What each id adds to a text that is decoded as a whole; None for ids that are no text."""
+
     def control_symbols(self) -> dict[str, int]:
         """The id of every control symbol by its text."""
+
+    def with_first_end(self, end: int) -> TextTokenizer:
+        """The same tokenizer with `end` as the first of `eos_ids`."""
 
     def save(self, folder: Path) -> None:
         """Write the files that `load_tokenizer` reads."""
@@ -76,6 +85,10 @@ class TokenIds:
                 "take model and tokenizer from one folder"
             )
 
+    def ending(self, end: int) -> TokenIds:
+        """With `end` as the first of `eos_ids`."""
+        return replace(self, eos_ids=(end, *(i for i in self.eos_ids if i != end)))
+
     def to_json(self) -> str:
         return json.dumps(asdict(self), sort_keys=True) + "\n"
 
@@ -93,9 +106,19 @@ class TokenIds:
                 raise ValueError(f"ids {numbers}")
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise LemonError(
-                f"{path}: expected vocab_size, pad_id, bos_id and eos_ids ({error}); restore the policy folder"
+                f"{path}: expected vocab_size, pad_id, bos_id and eos_ids ({error}); restore the folder"
             ) from error
         return cls(**facts)
+
+
+def symbol_pattern(symbols: Iterable[str]) -> re.Pattern[str]:
+    """Finds each of the symbols, the longest where several begin."""
+    longest_first = sorted((symbol for symbol in symbols if symbol), key=len, reverse=True)
+    if not longest_first:
+        return re.compile("(?!)")
+    # Few characters begin one, and thousands of alternatives are slow to try at every character.
+    first = "".join(sorted({re.escape(symbol[0]) for symbol in longest_first}))
+    return re.compile(f"(?=[{first}])(?:{'|'.join(map(re.escape, longest_first))})")
 
 
 def checked_ids(ids: Sequence[int], vocab_size: int) -> list[int]:

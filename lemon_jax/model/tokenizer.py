@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import io
 import os
@@ -14,7 +15,7 @@ from typing import Literal
 import sentencepiece
 
 from lemon_jax.errors import LemonError
-from lemon_jax.model.text_tokenizer import IDS_FILE, SPACE_MARK, TokenIds, checked_ids
+from lemon_jax.model.text_tokenizer import IDS_FILE, SPACE_MARK, TokenIds, checked_ids, symbol_pattern
 
 TOKENIZER_FILE = "tokenizer.model"
 
@@ -24,10 +25,12 @@ MAX_TEXT_BYTES = 1 << 24  # the trainer silently drops longer texts; its default
 class Tokenizer:
     """Text to ids and back.
 
-    `source` is a model file or the bytes of one. `ids` are those of a pretrained model; without them pad, bos and
-    eos are the model file's own. Raises `LemonError` if it cannot be read, is no SentencePiece model, or cannot
-    represent every text.
+    `source` is a model file or the bytes of one. `ids` are those of a pretrained model; without them pad,
+    bos and eos are the model file's own. Raises `LemonError` if it cannot be read, is no SentencePiece model,
+    or cannot represent every text.
     """
+
+    file = TOKENIZER_FILE
 
     def __init__(self, source: str | os.PathLike[str] | bytes, ids: TokenIds | None = None) -> None:
         name = "tokenizer bytes" if isinstance(source, bytes) else os.fspath(source)
@@ -64,15 +67,21 @@ class Tokenizer:
             ids = TokenIds(vocab_size=pieces, pad_id=own[0], bos_id=own[1], eos_ids=(own[2],))
         if ids.vocab_size < pieces:
             raise LemonError(
-                f"{name}: the tokenizer has {pieces} pieces, the model {ids.vocab_size}; take both from one folder"
+                f"{name}: the tokenizer has {pieces} pieces, the model {ids.vocab_size}; take both from one "
+                "folder"
             )
+        self._space_mark_ids = byte_ids
+        self._name(ids)
+
+    def _name(self, ids: TokenIds) -> None:
         self.vocab_size: int = ids.vocab_size
         self.pad_id: int = ids.pad_id
         self.bos_id: int | None = ids.bos_id
         self.eos_ids: tuple[int, ...] = ids.eos_ids
         self.eos_id: int = ids.eos_ids[0]
-        self.sha256 = hashlib.sha256(self.proto + (self._ids.to_json() if self._ids else "").encode()).hexdigest()
-        self._space_mark_ids = byte_ids
+        self.sha256 = hashlib.sha256(
+            self.proto + (self._ids.to_json() if self._ids else "").encode()
+        ).hexdigest()
 
     def encode(self, text: str) -> list[int]:
         """Ids of `text`, without bos or eos. `decode(encode(text)) == text` for all valid Unicode.
@@ -113,10 +122,7 @@ class Tokenizer:
 
     @cached_property
     def _control_pattern(self) -> re.Pattern[str]:
-        longest_first = sorted(self._controls, key=len, reverse=True)
-        # Few characters begin one, and thousands of alternatives are slow to try.
-        first = "".join(sorted({re.escape(symbol[0]) for symbol in longest_first}))
-        return re.compile(f"(?=[{first}])(?:{'|'.join(map(re.escape, longest_first))})")
+        return symbol_pattern(self._controls)
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of any ids, sampled ones too: control ids vanish, stray bytes become U+FFFD."""
@@ -140,6 +146,29 @@ class Tokenizer:
                 spans[i] = spans[i + 1]
         return spans
 
+    def token_bytes(self) -> list[bytes | None]:
+        """What each id adds to a text that is decoded as a whole; None for ids that are no text."""
+        spelled: list[bytes | None] = []
+        of = self._processor
+        for i, piece in enumerate(map(of.id_to_piece, range(self._pieces))):
+            if of.is_byte(i):
+                spelled.append(bytes([int(piece[3:5], 16)]))  # <0x41>
+            elif of.is_control(i) or of.is_unknown(i) or of.is_unused(i):
+                spelled.append(None)
+            else:
+                spelled.append(piece.replace(SPACE_MARK, " ").encode())
+        return spelled + [None] * (self.vocab_size - self._pieces)
+
+    def with_first_end(self, end: int) -> Tokenizer:
+        """The same tokenizer with `end` as the first of `eos_ids`; the file does not say so, `save` does."""
+        other = copy.copy(self)
+        own = TokenIds(
+            vocab_size=self.vocab_size, pad_id=self.pad_id, bos_id=self.bos_id, eos_ids=self.eos_ids
+        )
+        other._ids = own.ending(end)
+        other._name(other._ids)
+        return other
+
     def save(self, folder: Path) -> None:
         """Write the model file, and the ids where they are not its own."""
         (folder / TOKENIZER_FILE).write_bytes(self.proto)
@@ -147,12 +176,21 @@ class Tokenizer:
             (folder / IDS_FILE).write_text(self._ids.to_json(), encoding="utf-8")
 
     def _checked(self, ids: Sequence[int]) -> list[int]:
-        """Ids that the library knows. An id of the model's that no piece has spells nothing, as control ids do."""
+        """Ids that the library knows. One that no piece has spells nothing, as control ids do."""
         checked = checked_ids(ids, self.vocab_size)
         if max(checked, default=0) < self._pieces:
             return checked
         silent = next(iter(self._controls.values()))
         return [i if i < self._pieces else silent for i in checked]
+
+
+def sentencepiece_ids(path: Path) -> dict[str, int]:
+    """The id of every piece of a model file. Raises `LemonError` for a file that is none."""
+    try:
+        of = sentencepiece.SentencePieceProcessor(model_proto=path.read_bytes())
+    except (OSError, RuntimeError, ValueError) as error:
+        raise LemonError(f"{path}: not a SentencePiece model; fetch it again") from error
+    return {of.id_to_piece(i): i for i in range(of.vocab_size())}
 
 
 def covering_tokens(offsets: Sequence[tuple[int, int]], start: int, end: int) -> tuple[int, int]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lemon_jax.model import Tokenizer, covering_tokens
+from lemon_jax.model import TextTokenizer, covering_tokens
 from lemon_jax.orchestrator import Rollout, pad
 from lemon_jax.spec import Edit
 
@@ -45,7 +45,7 @@ class SpanTokens:
     edited_ids: tuple[int, ...]
 
 
-def span_tokens(tokenizer: Tokenizer, rollout: Rollout, edit: Edit) -> SpanTokens:
+def span_tokens(tokenizer: TextTokenizer, rollout: Rollout, edit: Edit) -> SpanTokens:
     """The smallest token range of the sampled ids that covers the edited field, and its replacement.
 
     Tokens may straddle the field's ends; what they hold beyond it stands in the replacement too. Ids that

@@ -158,13 +158,7 @@ def train(
         pending = loss
     if pending is not None:
         _report(config.steps - 1, pending, on_step)
-    return Orchestrator(
-        nnx.merge(graph, params),
-        policy.config,
-        policy.tokenizer,
-        max_prompt=policy.max_prompt,
-        max_new=policy.max_new,
-    )
+    return policy.with_decoder(nnx.merge(graph, params))
 
 
 def _report(step: int, loss: Array, on_step: Callable[[int, float], None] | None) -> None:

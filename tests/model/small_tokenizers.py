@@ -13,8 +13,14 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from lemon_jax.model.hub_tokenizer import HubTokenizer
 from lemon_jax.model.text_tokenizer import TokenIds
 
-QWEN_SPLIT = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+QWEN_SPLIT = "|".join(
+    [
+        r"(?i:'s|'t|'re|'ve|'m|'ll|'d)",
+        r"[^\r\n\p{L}\p{N}]?\p{L}+",
+        r"\p{N}",
+        r" ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"\s*[\r\n]+|\s+(?!\S)|\s+",
+    ]
 )
 CONTROLS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 KINDS = ("qwen", "gpt-2", "smollm", "gemma", "llama-2")

@@ -62,16 +62,13 @@ def test_offsets_of_arbitrary_sampled_ids(tokenizer, data):
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.binary(max_size=4), max_size=12))
 def test_offsets_of_arbitrary_bytes_are_those_of_each_byte(pieces):
-    """The slow way: what a prefix decodes to, character by character."""
-    data = b"".join(pieces)
-    text = text_of(pieces)
-    owner = []  # the character of every byte
-    for i in range(len(data)):
-        tails = {data[i:].decode("utf-8", "replace")}
-        heads = data[:i].decode("utf-8", "replace")
-        whole = heads + tails.pop()
-        # A byte continues a character where cutting before it changes the text or breaks a bad sequence in two.
-        owner.append(owner[-1] if i and whole != text else len(owner and set(owner)))
+    """The slow way: a byte begins a character if the text can be cut before it."""
+    data, text = b"".join(pieces), text_of(pieces)
+    begins = [
+        data[:i].decode("utf-8", "replace") + data[i:].decode("utf-8", "replace") == text
+        for i in range(len(data))
+    ]
+    owner = [sum(begins[: i + 1]) - 1 for i in range(len(data))]
     position = 0
     for piece, (start, end) in zip(pieces, piece_offsets(pieces), strict=True):
         if piece:

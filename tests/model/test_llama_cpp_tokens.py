@@ -10,7 +10,7 @@ from real_models import NAMES, real_model
 from text_samples import samples
 
 from lemon_jax.backends.embedded import EmbeddedServer
-from lemon_jax.model.gguf_tokenizer import load_gguf_tokenizer
+from lemon_jax.model.pretrained_text import load_pretrained_text
 
 TEXTS = samples(320)
 
@@ -37,10 +37,12 @@ async def llama_cpp(path, texts: list[str]) -> dict[bool, list[list[int]]]:
 def test_the_same_ids_as_llama_cpp(name):
     pytest.importorskip("xllamacpp", reason="needs the package xllamacpp")
     path = real_model(name)
-    tokenizer = load_gguf_tokenizer(path)
+    tokenizer = load_pretrained_text(path, 0).tokenizer
     theirs = asyncio.run(llama_cpp(path, TEXTS))
     for special, encode in {False: tokenizer.encode, True: tokenizer.encode_prompt}.items():
-        differ = [(t, encode(t), ids) for t, ids in zip(TEXTS, theirs[special], strict=True) if encode(t) != ids]
+        differ = [
+            (t, encode(t), ids) for t, ids in zip(TEXTS, theirs[special], strict=True) if encode(t) != ids
+        ]
         assert not differ, differ[:3]
     for text in TEXTS:
         assert tokenizer.decode(tokenizer.encode(text)) == text
