@@ -59,7 +59,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add(
         "--policy",
         metavar="POLICY",
-        help="policy to start from: a folder, or a name in checkpoints/ (warmstart)",
+        help="policy: folder, name in checkpoints/, hub folder or .gguf (warmstart)",
     )
     add("--steps", type=int, metavar="N", help="steps; 0 evaluates only (default preset: 15, aqua 12)")
     add("--tasks-per-step", type=int, metavar="N", help="tasks a step (default preset: 4, aqua 2)")
