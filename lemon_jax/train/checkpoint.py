@@ -117,13 +117,13 @@ class Checkpoints:
 
     def _read(self, step: int, template: Any) -> tuple[list[str], Any, str | None]:
         """(what is otherwise than in the template, the tree if nothing is, why it cannot be read)."""
-        # Without waiting for other hosts: one whose part is damaged would leave them waiting for it.
-        me = self.hosts.index
-        alone = ocp.options.MultiprocessingOptions(primary_host=me, active_processes={me})
-        options = alone if self.hosts.count > 1 else ocp.options.MultiprocessingOptions()
-        path = self.folder / str(step)
+        path, context = self.folder / str(step), ocp.Context()
+        if self.hosts.count > 1:
+            # Without waiting for the others: one whose part is damaged would leave them waiting for it.
+            context.multiprocessing.primary_host = self.hosts.index
+            context.multiprocessing.active_processes = {self.hosts.index}
         try:
-            with ocp.Context(multiprocessing_options=options):
+            with context:
                 differences = _differences(ocp.metadata(path).metadata, template)
                 return differences, None if differences else ocp.load(path, template), None
         except Exception as error:  # whatever a damaged file raises inside the library

@@ -88,6 +88,7 @@ class RunConfig:
     group: int = 4
     edits_per_step: int = 4  # counterfactual executions a step; 0 without counterfactuals
     updates_per_step: int = 2  # passes over a step's specs; from the second on the ratios are clipped
+    constrained: bool = False  # specs are sampled, and scored, within the canonical spec language
     eval_tasks: int = 50
     accept_isolation: str = ACCEPTED  # the lowest under which an answer's code may run
     baselines: str = ",".join(DEFAULT_BASELINES)  # to evaluate beside the policy; also "all" and "none"

@@ -56,7 +56,8 @@ class Hosts:
         if self._working is not None:
             self._working.cancel()
         if self.count > 1:
-            _client().key_value_set(_STOP, "1", allow_overwrite=True)
+            with contextlib.suppress(Exception):  # without it they learn of it when this step ends
+                _client().key_value_set(_STOP, "1", allow_overwrite=True)
 
     def gather(self, value: T) -> list[T]:
         """The values of all hosts, in their order. Each host must call it, with a value that pickles.

@@ -142,6 +142,7 @@ class Trainer:
             temperature=self.config.update.temperature,
             prompt_slots=self._prompt_slots,
             decoder=self.decoder(),
+            constrained=self.config.constrained,
         )
         sampled = time.monotonic()
         share = partial(self.hosts.share, self.store)
@@ -161,10 +162,11 @@ class Trainer:
 
     def _update(self, outcome: StepOutcome, step: int) -> dict[str, Any]:
         totals = outcome.totals()
+        known = [c for c in outcome.contrasts if not np.isnan(c.difference)]
+        spell = self.policy.spell if self.config.constrained else None
+        spans = [span_tokens(self.policy.tokenizer, outcome.rollouts[c.index], c.edit, spell) for c in known]
         edits = [
-            (c.index, span_tokens(self.policy.tokenizer, outcome.rollouts[c.index], c.edit), c.difference)
-            for c in outcome.contrasts
-            if not np.isnan(c.difference)
+            (c.index, span, c.difference) for c, span in zip(known, spans, strict=True) if span is not None
         ]
         batch = make_batch(
             outcome.rollouts,
@@ -177,6 +179,7 @@ class Trainer:
         )
         if self.scale.accumulate > 1:
             batch = micro_batches(batch, self.scale.accumulate)
+        constraint = self.policy.constraint if self.config.constrained else None
         passes: list[dict[str, float]] = []
         for _ in range(self.config.updates_per_step):
             with using(self._state.params):
@@ -184,7 +187,8 @@ class Trainer:
                     self._state,
                     self._reference,
                     batch,
-                    self._frozen,
+                    constraint,
+                    frozen=self._frozen,
                     graph=self._graph,
                     config=self.config.update,
                     remat=self.scale.remat,
@@ -198,7 +202,11 @@ class Trainer:
                 )
         # The first pass sees the policy that sampled; only a later one can be clipped.
         metrics = passes[0] | {"clip_fraction": passes[-1]["clip_fraction"]}
-        return metrics | {"frac_reward_zero_std": zero_std_fraction(totals, self.config.group)}
+        metrics |= {"frac_reward_zero_std": zero_std_fraction(totals, self.config.group)}
+        if self.config.constrained:
+            # Edits for which the sampled spec left too few tokens: their contrasts have no span to score.
+            metrics["spans_beyond_max_new"] = len(known) - len(edits)
+        return metrics
 
     def save_policy(self, manifest: dict[str, Any]) -> Orchestrator:
         """Write the trained policy into the run directory, in fp32, adapters merged; returns it as the run
