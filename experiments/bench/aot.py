@@ -221,7 +221,8 @@ def run(args: argparse.Namespace) -> None:
     console.print(
         f"{args.policy} on {args.topology} ({mesh.size} chips, {mesh_text}): "
         f"{work.tasks} tasks x {work.group} specs, {work.edits} edits, "
-        f"{work.prompt} + {work.completion} slots, accumulate {work.accumulate}, remat {work.remat}, {work.compute_dtype}; jax {jax.__version__}"
+        f"{work.prompt} + {work.completion} slots, accumulate {work.accumulate}, remat {work.remat}, "
+        f"{work.compute_dtype}; jax {jax.__version__}"
         + (f"; extrapolated from {args.layers[0]} and {args.layers[1]} layers" if args.layers else "")
     )
     results: dict[str, tuple[Measured, str]] = {}

@@ -138,7 +138,8 @@ def test_flops_are_those_that_xla_counts_without_loops():
     one = aot_programs.Workload(**(vars(TINY) | {"completion": 32}))  # one chunk of logits
     function, arrays, static = aot_programs._call("score", one, None)
     counted = function.lower(*arrays, **static).compile().cost_analysis()["flops"]
-    assert counted == pytest.approx(aot_programs.executed_flops("score", one), rel=0.15)
+    # XLA adds the arithmetic between the products, which in so small a decoder is a sixth of all.
+    assert 1.0 < counted / aot_programs.executed_flops("score", one) < 1.25
 
 
 def test_sampling_runs_to_the_last_slot():
