@@ -5,29 +5,38 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lemon_jax.errors import LemonError
 from lemon_jax.model import (
+    Automaton,
+    Constraint,
     Decoder,
     DecoderConfig,
     Samples,
     TextTokenizer,
+    Walk,
     load_pretrained,
     load_weights,
     params_sha256,
     sample,
+    sample_constrained,
     save_weights,
 )
+from lemon_jax.model.host_walk import Pieces, pieces_of
 from lemon_jax.model.hub_weights import CONFIG_FILE as HUB_CONFIG
 from lemon_jax.model.pretrained_text import TEXT_FILES, load_pretrained_text, load_tokenizer
+from lemon_jax.model.sharding import fetch, using
 from lemon_jax.model.tokenizer import TOKENIZER_FILE
 from lemon_jax.policy_prompt import SEPARATOR, TEMPLATE_FILE, ChatPrompt, TaskPrompt
 from lemon_jax.spec import Parsed, parse
+from lemon_jax.spec_automaton import spec_automaton
 
 __all__ = [
     "EVAL_BATCH",
@@ -161,6 +170,31 @@ class Orchestrator:
         text = json.dumps(manifest | facts, indent=2, ensure_ascii=False) + "\n"
         (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
 
+    @cached_property
+    def automaton(self) -> Automaton:
+        """The spec language over the policy's tokens, in NumPy arrays.
+
+        Raises LemonError if `max_new` is too small for the shortest spec.
+        """
+        automaton = spec_automaton(self.tokenizer)
+        shortest = len(automaton.prefix_F) + int(automaton.distance_S[automaton.start])
+        if shortest > self.max_new:
+            raise LemonError(
+                f"{MANIFEST_FILE}: max_new is {self.max_new}, the shortest spec has {shortest} tokens; "
+                "raise it, or sample without --constrained"
+            )
+        return automaton
+
+    @cached_property
+    def constraint(self) -> Constraint:
+        """What constrained specs are sampled and scored under, on the device."""
+        return Constraint(jax.tree.map(jnp.asarray, self.automaton), self.max_new)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """The ids of tokens by what they spell."""
+        return pieces_of(self.tokenizer.token_bytes())
+
     def prompt_ids(self, task_text: str) -> list[int]:
         """What the policy reads of a task; one too long for `max_prompt` loses its middle."""
         return self._prompt.ids(task_text, self.max_prompt)
@@ -169,6 +203,18 @@ class Orchestrator:
         """The common padded prompt length for these tasks."""
         longest = max((len(self.prompt_ids(text)) for text in task_texts), default=1)
         return -(-longest // PROMPT_BUCKET) * PROMPT_BUCKET
+
+    def spell(
+        self, rollout: Rollout, first: int, text: str, canonical: Sequence[int]
+    ) -> tuple[int, ...] | None:
+        """Tokens that could have been sampled for `text` in place of the `first`-th and later ones of a
+        constrained rollout: `canonical` if possible. None if the language has no such text there, or too
+        few of the `max_new` tokens are left for it."""
+        prefix = len(self.automaton.prefix_F)
+        if first < prefix:
+            return None
+        here = Walk.begin(self.automaton, self.max_new).follow(rollout.token_ids[prefix:first])
+        return None if here is None else here.spell(text, canonical, self.pieces)
 
     def write(
         self,
@@ -179,25 +225,34 @@ class Orchestrator:
         temperature: float = 1.0,
         prompt_slots: int | None = None,
         decoder: Decoder | None = None,
+        constrained: bool = False,
     ) -> list[Rollout]:
-        """`group` specs for each task; rollout n * group + g is spec g of task n."""
+        """`group` specs for each task; rollout n * group + g is spec g of task n.
+
+        Constrained ones are all finished and strictly valid (`spec.grammar` says what they may hold). On the
+        mesh of the decoder's parameters, if they lie on one; every host gets all rollouts.
+        """
+        decoder = decoder or self.decoder
         prompts = [self.prompt_ids(text) for text in task_texts]
         slots = prompt_slots or self.prompt_slots(task_texts)
         padded_NxP, lengths_N = pad(prompts, slots, self.tokenizer.pad_id)
-        samples = sample(
-            decoder or self.decoder,
-            padded_NxP,
-            lengths_N,
-            key,
-            group=group,
-            max_new=self.max_new,
-            temperature=temperature,
-            eos_ids=self.tokenizer.eos_ids,
-        )
-        return self._rollouts(prompts, jax.tree.map(np.asarray, samples), group)
+        given = (decoder, padded_NxP, lengths_N, key)
+        static: dict[str, Any] = {"group": group, "max_new": self.max_new, "temperature": temperature}
+        static |= {"eos_ids": self.tokenizer.eos_ids}
+        with using(decoder):
+            if constrained:
+                samples = sample_constrained(*given, self.constraint.automaton, **static)
+            else:
+                samples = sample(*given, **static)
+        return self._rollouts(prompts, fetch(samples), group)
 
     def write_greedy(
-        self, task_texts: Sequence[str], *, prompt_slots: int | None = None, decoder: Decoder | None = None
+        self,
+        task_texts: Sequence[str],
+        *,
+        prompt_slots: int | None = None,
+        decoder: Decoder | None = None,
+        constrained: bool = False,
     ) -> list[Rollout]:
         """The likeliest spec for each task, token by token; in batches of one fixed shape."""
         slots = prompt_slots or self.prompt_slots(task_texts)
@@ -206,7 +261,13 @@ class Orchestrator:
             batch = list(task_texts[start : start + EVAL_BATCH])
             filled = batch + [batch[-1]] * (EVAL_BATCH - len(batch))
             rollouts = self.write(
-                filled, jax.random.key(0), group=1, temperature=0.0, prompt_slots=slots, decoder=decoder
+                filled,
+                jax.random.key(0),
+                group=1,
+                temperature=0.0,
+                prompt_slots=slots,
+                decoder=decoder,
+                constrained=constrained,
             )
             out += rollouts[: len(batch)]
         return out

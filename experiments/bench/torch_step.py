@@ -31,9 +31,10 @@ def llama(config: DecoderConfig) -> LlamaForCausalLM:
         head_dim=config.head_dim,
         tie_word_embeddings=config.tie_embeddings,
         rms_norm_eps=config.norm_eps,
-        attn_implementation="sdpa",
     )
-    return LlamaForCausalLM(sizes).float()
+    model = LlamaForCausalLM(sizes).float()
+    model.set_attn_implementation("sdpa")
+    return model
 
 
 def log_probs(model: LlamaForCausalLM, rows: torch.Tensor, steps: int, temperature: float) -> torch.Tensor:

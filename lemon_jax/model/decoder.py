@@ -12,6 +12,7 @@ Norms, rotary angles, attention weights and logits are fp32 throughout.
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +31,14 @@ from lemon_jax.model.sharding import KV_CACHE, constrain
 KVCache = tuple[tuple[Array, Array], ...]
 
 RESIDUAL = ("batch", "time", "residual")  # logical axes of the activations between blocks
+
+
+def write_slots(cache_BxKxSxE: Array, new_BxKxTxE: Array, index: Array | int) -> Array:
+    """The cache with T slots of all rows replaced, from `index` on, a common one or one a row."""
+    if jnp.ndim(index) == 0:
+        return jax.lax.dynamic_update_slice_in_dim(cache_BxKxSxE, new_BxKxTxE, index, axis=2)
+    write_row = partial(jax.lax.dynamic_update_slice_in_dim, axis=1)
+    return jax.vmap(write_row)(cache_BxKxSxE, new_BxKxTxE, index)
 
 
 def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], scale: float = 1.0) -> nnx.Param:
@@ -80,7 +89,7 @@ class Attention(nnx.Module):
         sin_BxTxE: Float[Array, "batch time half"],
         mask_BxTxS: Bool[Array, "batch time slots"],
         cache: tuple[Array, Array] | None,
-        write_index: Int[Array, ""] | int,
+        write_index: Int[Array, ""] | Int[Array, " batch"] | int,
     ) -> tuple[Float[Array, "batch time dim"], tuple[Array, Array]]:
         q = jnp.einsum("btd,dhe->bhte", x_BxTxD, self.q[...])
         k = jnp.einsum("btd,dke->bkte", x_BxTxD, self.k[...])
@@ -93,8 +102,7 @@ class Attention(nnx.Module):
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, cos_BxTxE, sin_BxTxE), rotate(k, cos_BxTxE, sin_BxTxE)
         if cache is not None:
-            k = jax.lax.dynamic_update_slice_in_dim(cache[0], k, write_index, axis=2)
-            v = jax.lax.dynamic_update_slice_in_dim(cache[1], v, write_index, axis=2)
+            k, v = write_slots(cache[0], k, write_index), write_slots(cache[1], v, write_index)
 
         q = constrain(q, "batch", "heads", "time", "head_dim")
         k, v = constrain(k, *KV_CACHE), constrain(v, *KV_CACHE)
@@ -156,14 +164,15 @@ class Decoder(nnx.Module):
         positions_BxT: Int[Array, "batch time"],
         mask_BxTxS: Bool[Array, "batch time slots"],
         cache: KVCache | None = None,
-        write_index: Int[Array, ""] | int = 0,
+        write_index: Int[Array, ""] | Int[Array, " batch"] | int = 0,
         *,
         remat: bool = False,
     ) -> tuple[Float[Array, "batch time dim"], KVCache]:
         """Normalised hidden states [B, T, D], and the keys and values.
 
         Without a cache S = T and the returned cache holds these T slots. With a cache of S slots the
-        T tokens are written at slots `write_index`.. of every row; `mask` says which slots each reads.
+        T tokens are written at slots `write_index`.. of every row, or from each row's own index on; `mask`
+        says which slots each reads.
         With `remat` the backward pass keeps only what enters each block and computes the rest anew.
         """
         config = self.config

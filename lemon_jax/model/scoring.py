@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from lemon_jax.model.decoder import Decoder, project_logits
 from lemon_jax.model.layout import attention_mask, rope_positions
+from lemon_jax.model.support import Trace, mask_logits
 
 
 def completion_hidden(
@@ -61,6 +62,7 @@ def completion_log_probs(
     temperature: float = 1.0,
     chunk: int = 64,
     remat: bool = False,
+    trace: Trace | None = None,
 ) -> tuple[Float[Array, "batch completion"], Float[Array, "batch completion"]]:
     """(log p(completion token | prompt, earlier tokens), entropy there): fp32, nats, 0 on padding.
 
@@ -68,7 +70,9 @@ def completion_log_probs(
     (> 0) divides the logits, as in `sampling.sample`. Logits exist for `chunk` steps at a time, in the
     forward and in the backward pass; `remat` as in `Decoder`. The log-probabilities are differentiable in
     `decoder`, the entropy is not, and all is finite whatever the padding holds, as long as its ids lie in
-    the vocabulary. Raises ValueError for a temperature or chunk <= 0.
+    the vocabulary. With the `trace` of completions that were sampled within a language, only tokens that
+    could have come count: a token without alternative has 0, and so has one beyond the language. Raises
+    ValueError for a temperature or chunk <= 0.
     """
     if temperature <= 0 or chunk <= 0:
         raise ValueError(f"temperature {temperature} and chunk {chunk} must be positive")
@@ -85,17 +89,23 @@ def completion_log_probs(
 
     # Recomputed in the backward pass, which would otherwise keep every chunk's logits.
     @jax.checkpoint
-    def score(head_VxD, hidden_BxKxD, tokens_BxK):
-        return token_log_probs(project_logits(hidden_BxKxD, head_VxD), tokens_BxK, temperature)
+    def score(head_VxD, hidden_BxKxD, tokens_BxK, place_BxK):
+        logits_BxKxV = project_logits(hidden_BxKxD, head_VxD)
+        if trace is not None:
+            logits_BxKxV = mask_logits(trace.automaton, place_BxK, logits_BxKxV)
+        return token_log_probs(logits_BxKxV, tokens_BxK, temperature)
 
     def in_chunks(x):
         x = jnp.pad(x, [(0, 0), (0, fill)] + [(0, 0)] * (x.ndim - 2))
         return jnp.moveaxis(x.reshape(batch, num_chunks, chunk, *x.shape[2:]), 1, 0)
 
+    places_BxC = None if trace is None else trace.places_BxC
+    counted_BxC = valid_BxC if trace is None else valid_BxC & trace.free_BxC
     scores_NxBxK = jax.lax.map(
-        lambda xs: score(head_VxD, *xs), (in_chunks(hidden_BxCxD), in_chunks(completions_BxC))
+        lambda xs: score(head_VxD, *xs),
+        jax.tree.map(in_chunks, (hidden_BxCxD, completions_BxC, places_BxC)),
     )
     log_probs, entropy = (
-        jnp.where(valid_BxC, jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :steps], 0.0) for x in scores_NxBxK
+        jnp.where(counted_BxC, jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :steps], 0.0) for x in scores_NxBxK
     )
     return log_probs, entropy

@@ -147,6 +147,12 @@ def using(tree: Any) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
+def on_one_device() -> bool:
+    """Whether a function is being traced outside of `using`, or for a mesh of one device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return bool(mesh.empty or mesh.size == 1)
+
+
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
     """The same array, split as its logical axes say, inside a jit-compiled function; see `using`.
 
@@ -174,6 +180,14 @@ def constrain_tree(tree: Any) -> Any:
         ),
         tree,
     )
+
+
+def on_host() -> contextlib.AbstractContextManager[Any]:
+    """Within it new arrays lie in the host's memory, until `place` splits what no device could hold."""
+    try:
+        return jax.default_device(jax.local_devices(backend="cpu")[0])
+    except RuntimeError:  # JAX_PLATFORMS names the accelerator alone
+        return contextlib.nullcontext()
 
 
 def fetch(tree: Any) -> Any:

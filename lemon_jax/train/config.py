@@ -13,6 +13,8 @@ from lemon_jax.spec import DEFAULT_BASELINES
 from lemon_jax.train.grading import Grader
 from lemon_jax.train.rewards import RewardConfig
 
+MESH_AXES = ("data", "fsdp", "tensor")  # model.sharding's, which imports JAX
+
 
 @dataclass(frozen=True, kw_only=True)
 class UpdateConfig:
@@ -58,6 +60,18 @@ class ScaleConfig:
     def devices(self) -> int:
         return self.data * self.fsdp * self.tensor
 
+    @classmethod
+    def of(cls, earlier: dict[str, Any], mesh: str | None, given: dict[str, Any]) -> ScaleConfig:
+        """The choices of an earlier process of the run, changed by a mesh such as "data=1,fsdp=8" (what it
+        leaves out is 1) and by what else is given and not None. Raises LemonError for what is no mesh."""
+        values = {name: value for name, value in earlier.items() if name in cls.__dataclass_fields__}
+        if mesh is not None:
+            parts = [part.partition("=") for part in mesh.split(",")]
+            if any(name not in MESH_AXES or not size.isdecimal() for name, _, size in parts):
+                raise LemonError(f"mesh is {mesh!r}, expected sizes such as data=1,fsdp=8,tensor=1")
+            values |= dict.fromkeys(MESH_AXES, 1) | {name: int(size) for name, _, size in parts}
+        return cls(**values | {name: value for name, value in given.items() if value is not None})
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig:
@@ -74,6 +88,7 @@ class RunConfig:
     group: int = 4
     edits_per_step: int = 4  # counterfactual executions a step; 0 without counterfactuals
     updates_per_step: int = 2  # passes over a step's specs; from the second on the ratios are clipped
+    constrained: bool = False  # specs are sampled, and scored, within the canonical spec language
     eval_tasks: int = 50
     accept_isolation: str = ACCEPTED  # the lowest under which an answer's code may run
     baselines: str = ",".join(DEFAULT_BASELINES)  # to evaluate beside the policy; also "all" and "none"

@@ -49,7 +49,7 @@ def test_cached_sampling_equals_transformers(name, folders):
     samples = jax.device_get(
         sample(
             decoder, prompts, jnp.asarray(lengths), jax.random.key(0),
-            group=1, max_new=8, temperature=0.0, eos_id=-1,
+            group=1, max_new=8, temperature=0.0, eos_ids=(-1,),
         )
     )  # fmt: skip
     for row, length in enumerate(lengths):

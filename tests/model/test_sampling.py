@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from model_helpers import TINY, full_logits, random_decoder, random_prompts
 
-from lemon_jax.model import completion_log_probs
+from lemon_jax.model import completion_log_probs, stages
 from lemon_jax.model import sample as device_sample
 from lemon_jax.model.sampling import inverse_cdf
 
@@ -149,3 +149,26 @@ def test_inverse_cdf_draws_the_distribution():
     uniform = jax.random.uniform(jax.random.key(0), (20000,))
     tokens = inverse_cdf(jnp.tile(jnp.log(jnp.asarray(p, jnp.float32))[None, :], (20000, 1)), uniform)
     np.testing.assert_allclose(np.bincount(tokens, minlength=5) / 20000, p, atol=0.012)
+
+
+@pytest.mark.parametrize(("first_stage", "fewest_rows"), [(2, 2), (3, 4), (12, 8)])
+def test_stages_and_groups_draw_the_same(decoder, prompts, drawn, monkeypatch, first_stage, fewest_rows):
+    """Nine rows in groups of 9, 5, 3 and 2, which leave none, one or two places empty."""
+    free, eos = drawn
+    monkeypatch.setattr(stages, "FIRST_STAGE", first_stage)
+    monkeypatch.setattr(stages, "FEWEST_ROWS", fewest_rows)
+    anew = jax.jit(device_sample.__wrapped__, static_argnames=[*STATIC, "eos_ids"])
+    for eos_ids in ((-1,), (eos,)):
+        whole = sample(decoder, *prompts, jax.random.key(3), eos_ids=eos_ids, **STATIC)
+        staged = jax.device_get(anew(decoder, *prompts, jax.random.key(3), eos_ids=eos_ids, **STATIC))
+        for name in ("tokens_BxC", "lengths_B", "finished_B"):
+            np.testing.assert_array_equal(getattr(staged, name), getattr(whole, name))
+        np.testing.assert_allclose(staged.log_probs_BxC, whole.log_probs_BxC, atol=1e-5)
+    assert free.tokens_BxC.any()
+
+
+def test_stages_end_where_the_completion_does():
+    assert stages.stage_ends(256) == [64, 128, 256]
+    assert stages.stage_ends(320) == [64, 128, 256, 320]
+    assert stages.stage_ends(64) == [64]
+    assert stages.stage_ends(3) == [3]
