@@ -52,7 +52,7 @@ def test_the_map_names_every_module():
     modules = {p.name for p in (ROOT / "lemon_jax").rglob("*.py")} - {"__init__.py"}
     assert {name for name in modules if f"`{name}`" not in text} == set()
     named = set(re.findall(r"`([a-z_]+\.py)`", text))
-    assert named <= modules | {p.name for p in (ROOT / "experiments").glob("*.py")}
+    assert named <= modules | {p.name for p in (ROOT / "experiments").rglob("*.py")}
 
 
 @pytest.mark.parametrize("path", [*DOCS.glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])
