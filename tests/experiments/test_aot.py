@@ -152,6 +152,16 @@ def test_flops_are_those_that_xla_counts_without_loops():
     assert 1.0 < counted / aot_programs.executed_flops("score", one) < 1.25
 
 
+@pytest.mark.parametrize(("fsdp", "chunks"), [(1, 4), (2, 2), (4, 1)])
+def test_a_mesh_gathers_the_head_for_as_many_fewer_chunks(fsdp, chunks):
+    long = aot_programs.Workload(**(vars(TINY) | {"completion": 4 * aot_programs.SCORING_CHUNK}))
+    mesh = make_mesh(fsdp=fsdp, devices=jax.devices()[:fsdp])
+    function, arrays, static = aot_programs._call("score", long, mesh)
+    with jax.set_mesh(mesh):
+        jaxpr = function.trace(*arrays, **static).jaxpr.jaxpr
+    assert [eqn.params["length"] for eqn in jaxpr.eqns if eqn.primitive.name == "scan"] == [chunks]
+
+
 def test_sampling_runs_to_the_last_slot():
     assert aot_programs.executed_flops("sample", TINY) == pytest.approx(
         aot_programs.model_flops("sample", TINY), rel=0.05
