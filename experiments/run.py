@@ -254,10 +254,11 @@ def _directory(
 
 async def _execute(job: Job) -> dict[str, Any]:
     """The job, alone in its folder; the summary."""
+    from lemon_jax.compiled import compilation_cache_on_disk
     from lemon_jax.errors import LemonError
     from lemon_jax.train.hosts import Preempted
 
-    with contextlib.ExitStack() as stack:
+    with compilation_cache_on_disk(), contextlib.ExitStack() as stack:
         try:
             job.hosts.agree(lambda: stack.enter_context(job.run.locked()))
             return await job.execute()
