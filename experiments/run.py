@@ -2,28 +2,41 @@
 
 python experiments/run.py --bench aqua
 python experiments/run.py --bench multiarith --preset full --workers my_workers.toml
+python experiments/run.py --bench gsm8k --mesh fsdp=8 --compute-dtype bfloat16 --remat   (docs/scale.md)
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from lemon_jax.backends import Reply
-    from lemon_jax.train.config import RunConfig
+    from jax.sharding import Mesh
+
+    from lemon_jax.backends import Reply, WorkerPool
+    from lemon_jax.bench import Dataset
+    from lemon_jax.orchestrator import Orchestrator
+    from lemon_jax.report import RunProgress
+    from lemon_jax.train.config import RunConfig, ScaleConfig
+    from lemon_jax.train.hosts import Hosts
+    from lemon_jax.train.job import Job
+    from lemon_jax.train.run_dir import RunDir
 
 ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINTS = ROOT / "checkpoints"
 PRESETS = Path(__file__).resolve().parent / "presets"
 BENCHES = ("aqua", "gsm8k", "humaneval", "mmlu", "multiarith", "svamp")  # bench.SOURCES, not yet imported
+COMPUTE_DTYPES = ("float32", "bfloat16")  # UpdateConfig's, not yet imported
 EXIT_FAULT, EXIT_INTERRUPTED = 2, 130
+EXIT_PREEMPTED = 75  # by SIGTERM, all saved: EX_TEMPFAIL of sysexits.h, start it again
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -46,7 +59,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add(
         "--policy",
         metavar="POLICY",
-        help="policy to start from: a folder, or a name in checkpoints/ (warmstart)",
+        help="policy: folder, name in checkpoints/, hub folder or .gguf (warmstart)",
     )
     add("--steps", type=int, metavar="N", help="steps; 0 evaluates only (default preset: 15, aqua 12)")
     add("--tasks-per-step", type=int, metavar="N", help="tasks a step (default preset: 4, aqua 2)")
@@ -64,6 +77,17 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--fresh", action="store_true", help="ignore the shipped recordings of worker calls (off)")
     add("--accept-isolation", metavar="LEVEL", help="lowest for an answer's code (namespaces+seccomp)")
     add("--allow-unsandboxed", action="store_true", help="run programs without an isolating kernel (off)")
+    add("--lora-rank", type=int, metavar="N", help="train low-rank adapters of rank N alone (0: all weights)")
+    add("--lora-targets", metavar="NAMES", help="matrices that have adapters (q,k,v,o,gate,up,down)")
+    add("--mesh", metavar="SIZES", help="devices, such as data=1,fsdp=8,tensor=1 (one; distributed: fsdp)")
+    add("--accumulate", type=int, metavar="N", help="parts an update goes through the policy in (1)")
+    add("--remat", action="store_true", help="recompute activations: less memory, more time (off)")
+    add("--compute-dtype", metavar="DTYPE", help="float32, or bfloat16 with float32 weights (float32)")
+    add("--checkpoint-dir", metavar="DIR", help="folder or gs:// address of them (RUN_DIR/checkpoints)")
+    add("--distributed", action="store_true", help="one process of several, on many hosts (off)")
+    add("--coordinator", metavar="HOST:PORT", help="of process 0 (found on TPU, Slurm, MPI, Kubernetes)")
+    add("--num-processes", type=int, metavar="N", help="processes in all (found, as the coordinator)")
+    add("--process-id", type=int, metavar="I", help="of this process, from 0 (found, as the coordinator)")
     return parser.parse_args(argv)
 
 
@@ -71,13 +95,26 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv)
     # Imported behind the argument parser, so that --help does not wait for JAX.
     from lemon_jax.errors import NO_ROOM, LemonError
+    from lemon_jax.train.hosts import Hosts, Preempted, connect
 
-    # A polite kill takes the same way out as Ctrl-C: worker servers are stopped, files are closed.
+    terminated = False
+
+    def terminate(*_: object) -> None:
+        nonlocal terminated
+        terminated = True
+        signal.raise_signal(signal.SIGINT)
+
     # A shell that starts it in the background would leave SIGINT ignored.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
     try:
-        return run_all(args) if args.bench == "all" else run(args)
+        hosts = Hosts()
+        if args.distributed:
+            hosts = connect(args.coordinator, args.num_processes, args.process_id)
+        elif (args.coordinator, args.num_processes, args.process_id) != (None, None, None):
+            raise LemonError("--coordinator, --num-processes and --process-id go with --distributed; add it")
+        # While the job runs, SIGTERM stops it between two steps instead; see run.
+        signal.signal(signal.SIGTERM, terminate)
+        return run_all(args) if args.bench == "all" else run(args, hosts)
     except LemonError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAULT
@@ -87,86 +124,149 @@ def main(argv: list[str] | None = None) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"error: {where}{error.strerror}; make room and go on with --resume", file=sys.stderr)
         return EXIT_FAULT
+    except Preempted as stop:
+        print(f"stopped by SIGTERM: {stop}", file=sys.stderr)
+        return EXIT_PREEMPTED
     except KeyboardInterrupt:
-        print("interrupted; continue with --resume and the run's folder", file=sys.stderr)
-        return EXIT_INTERRUPTED
+        what = "stopped by SIGTERM" if terminated else "interrupted"
+        print(f"{what}; continue with --resume and the run's folder", file=sys.stderr)
+        return EXIT_PREEMPTED if terminated else EXIT_INTERRUPTED
 
 
-def run(args: argparse.Namespace) -> int:
-    from lemon_jax.backends import WorkerPool, worker_config
-    from lemon_jax.bench import load
-    from lemon_jax.errors import LemonError
-    from lemon_jax.orchestrator import Orchestrator
+def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
+    """One run, in this process or, with all `hosts`, in several that execute this together."""
+    from rich.console import Console
+
     from lemon_jax.report import RunProgress, write_report
     from lemon_jax.report.cli import print_results
     from lemon_jax.report.table import SIMULATED_WARNING
+    from lemon_jax.train.hosts import Hosts
     from lemon_jax.train.job import Job, manifest
-    from lemon_jax.train.run_dir import EXECUTIONS, RunDir
+    from lemon_jax.train.run_dir import EXECUTIONS
     from lemon_jax.train.simulation import is_simulated, seal
 
-    config, earlier = _config(args)
-    with RunProgress() as progress:
-        dataset = load(
-            config.bench,
-            protocol=config.protocol,
-            data_dir=args.data,
-            on_progress=progress.file,
-        )
-        if config.steps and not dataset.train:
-            raise LemonError(
-                f"the {config.protocol} protocol scores every task of {config.bench} and leaves none to "
-                "train on; evaluate a policy with --steps 0"
-            )
-        config.grader.check(dataset.test)
-        if dataset.banner:
-            progress.note(dataset.banner)
-        policy = Orchestrator.load(_policy_folder(config.policy))
-        pool = WorkerPool(worker_config(config.workers), progress.download)
+    hosts = hosts or Hosts()
+    config, scale, earlier = hosts.on_first(lambda: _config(args))
+    with RunProgress(None if hosts.first else Console(quiet=True)) as progress:
+        mesh, dataset, policy, pool = hosts.agree(lambda: _load(args, config, scale, progress))
         if is_simulated(pool):
             pool.world = seal((*dataset.train, *dataset.test))
             progress.note(SIMULATED_WARNING)
         recording = {} if args.fresh or is_simulated(pool) else _recording(config.bench)
         if recording:
-            progress.note(
-                f"{len(recording):,} recorded worker calls may serve this run (--fresh ignores them)"
-            )
+            size = f"{len(recording):,}"
+            progress.note(f"{size} recorded worker calls may serve this run (--fresh ignores them)")
 
         async def job() -> tuple[dict[str, Any], RunDir]:
-            async with pool:
-                await pool.check()
-                facts = manifest(config, dataset, policy, pool)
-                if earlier is not None:
-                    _check_same(earlier, facts)
-                    if any(earlier.get(name) != facts[name] for name in ("git_sha", "versions")):
-                        progress.note("warning: the code or its libraries changed since this run began")
-                    directory, _ = RunDir.open(args.resume)
-                else:
-                    directory = RunDir.create(args.out or _default_out(config), facts)
-                progress.note(f"run directory: {directory.path}")
-                running = Job(
-                    config=config,
-                    dataset=dataset,
-                    policy=policy,
-                    pool=pool,
-                    run=directory,
-                    progress=progress,
-                    recording=recording,
-                    allow_unsandboxed=args.allow_unsandboxed,
-                    resumed=earlier is not None,
-                )
-                try:
-                    with directory.locked():
-                        return await running.execute(), directory
-                except LemonError:
-                    if earlier is None:
-                        directory.discard_unused()
-                    raise
+            with _stopped_by_sigterm(hosts):
+                async with pool:
+                    await hosts.run(pool.check)
+                    facts = manifest(config, dataset, policy, pool, scale)
+                    facts |= {"checkpoints": args.checkpoint_dir} if args.checkpoint_dir else {}
+                    directory = _directory(args, config, hosts, facts, earlier, progress)
+                    running = Job(
+                        config=config,
+                        dataset=dataset,
+                        policy=policy,
+                        pool=pool,
+                        run=directory,
+                        progress=progress,
+                        recording=recording,
+                        allow_unsandboxed=args.allow_unsandboxed,
+                        resumed=earlier is not None,
+                        scale=scale,
+                        mesh=mesh,
+                        hosts=hosts,
+                        checkpoints=args.checkpoint_dir or (earlier or facts).get("checkpoints"),
+                    )
+                    return await _execute(running), directory
 
         summary, directory = asyncio.run(job())
-    print_results(summary, directory.read(EXECUTIONS))
-    print(f"summary: {directory.path / 'summary.json'}")
-    print(f"report:  {write_report(directory.path)}")
+    if hosts.first:
+        print_results(summary, directory.read(EXECUTIONS))
+        print(f"summary: {directory.path / 'summary.json'}")
+        print(f"report:  {write_report(directory.path)}")
     return 0
+
+
+def _load(
+    args: argparse.Namespace, config: RunConfig, scale: ScaleConfig, progress: RunProgress
+) -> tuple[Mesh | None, Dataset, Orchestrator, WorkerPool]:
+    """What every host reads for itself."""
+    from lemon_jax.backends import WorkerPool, worker_config
+    from lemon_jax.bench import load
+    from lemon_jax.errors import LemonError
+    from lemon_jax.model.sharding import make_mesh, on_host
+    from lemon_jax.orchestrator import Orchestrator
+
+    mesh = None
+    if scale.devices > 1 or args.distributed:
+        mesh = make_mesh(data=scale.data, fsdp=scale.fsdp, tensor=scale.tensor)
+    dataset = load(config.bench, protocol=config.protocol, data_dir=args.data, on_progress=progress.file)
+    if config.steps and not dataset.train:
+        raise LemonError(
+            f"the {config.protocol} protocol scores every task of {config.bench} and leaves none to "
+            "train on; evaluate a policy with --steps 0"
+        )
+    config.grader.check(dataset.test)
+    if dataset.banner:
+        progress.note(dataset.banner)
+    with contextlib.nullcontext() if mesh is None else on_host():
+        policy = Orchestrator.load(_policy_folder(config.policy))
+    return mesh, dataset, policy, WorkerPool(worker_config(config.workers), progress.download)
+
+
+@contextlib.contextmanager
+def _stopped_by_sigterm(hosts: Hosts) -> Iterator[None]:
+    """Inside the event loop SIGTERM stops the hosts between two steps, and not wherever it comes."""
+    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
+    loop.add_signal_handler(signal.SIGTERM, hosts.stop)
+    try:
+        yield
+    finally:
+        loop.remove_signal_handler(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, before)
+
+
+def _directory(
+    args: argparse.Namespace,
+    config: RunConfig,
+    hosts: Hosts,
+    facts: dict[str, Any],
+    earlier: dict[str, Any] | None,
+    progress: RunProgress,
+) -> RunDir:
+    """The run directory, new or resumed: the first host's, or another host's view of it."""
+    from lemon_jax.train.run_dir import OtherHost, RunDir
+
+    def first() -> Path:
+        if earlier is None:
+            return RunDir.create(args.out or _default_out(config), facts).path
+        _check_same(earlier, facts)
+        if [name for name in ("git_sha", "versions") if earlier.get(name) != facts[name]]:
+            progress.note("warning: the code or its libraries changed since this run began")
+        return RunDir.open(args.resume)[0].path
+
+    path = hosts.on_first(first)
+    progress.note(f"run directory: {path}")
+    return RunDir(path) if hosts.first else OtherHost(path, hosts.index)
+
+
+async def _execute(job: Job) -> dict[str, Any]:
+    """The job, alone in its folder; the summary."""
+    from lemon_jax.errors import LemonError
+    from lemon_jax.train.hosts import Preempted
+
+    with contextlib.ExitStack() as stack:
+        try:
+            job.hosts.agree(lambda: stack.enter_context(job.run.locked()))
+            return await job.execute()
+        except Preempted as stop:
+            raise Preempted(f"continue with --resume {job.run.path}") from stop
+        except LemonError:
+            if not job.resumed:
+                job.run.discard_unused()
+            raise
 
 
 def run_all(args: argparse.Namespace) -> int:
@@ -179,6 +279,8 @@ def run_all(args: argparse.Namespace) -> int:
 
     if args.resume is not None:
         raise LemonError("--bench all goes on by the same command with the same --out; leave out --resume")
+    if args.distributed:
+        raise LemonError("--distributed runs one bench at a time; name one instead of all")
     stamp = time.strftime("%Y%m%d-%H%M%S")
     root = args.out or Path("runs") / f"all-{args.preset or 'default'}-s{args.seed or 0}-{stamp}"
     simulated = args.workers is not None and is_simulated(WorkerPool(worker_config(args.workers)))
@@ -203,27 +305,28 @@ def run_all(args: argparse.Namespace) -> int:
     return 0
 
 
-def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any] | None]:
-    """The run's configuration, and the manifest of the run that is resumed."""
+def _config(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[str, Any] | None]:
+    """What the run computes and how, and the manifest of the run that is resumed."""
     from lemon_jax.errors import LemonError
     from lemon_jax.train.config import RunConfig
     from lemon_jax.train.presets import check_counts, load_preset
     from lemon_jax.train.run_dir import RunDir
 
     names = ["workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed"]
-    names += ["baselines", "search_tokens", "protocol", "accept_isolation"]
+    names += ["baselines", "search_tokens", "protocol", "accept_isolation", "lora_rank", "lora_targets"]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     given |= {"best_fixed": True} if args.best_fixed else {}
     given |= {"constrained": True} if args.constrained else {}
     if args.resume is not None:
         given |= {k: getattr(args, k) for k in ("bench", "preset", "out") if getattr(args, k) is not None}
         given |= {"no_counterfactual": True} if args.no_counterfactual else {}
+        given |= {"compute_dtype": True} if args.compute_dtype is not None else {}
         if given:
             flags = ", ".join("--" + name.replace("_", "-") for name in given)
             raise LemonError(f"--resume takes all settings from the run's manifest; leave out {flags}")
         _, earlier = RunDir.open(args.resume)
         try:
-            return RunConfig.from_dict(earlier["config"]), earlier
+            return RunConfig.from_dict(earlier["config"]), _scale(args, earlier.get("scale", {})), earlier
         except TypeError as error:
             raise LemonError(
                 f"{args.resume / 'manifest.json'}: written by another version of this project ({error}); "
@@ -239,8 +342,27 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, dict[str, Any] | None]
     elif "tasks_per_step" in given or "group" in given:
         # Fewer specs than the preset means to edit: every one of them is edited.
         config = replace(config, edits_per_step=min(config.edits_per_step, max(config.specs_per_step, 0)))
+    if args.compute_dtype is not None:
+        if args.compute_dtype not in COMPUTE_DTYPES:
+            raise LemonError(
+                f"--compute-dtype is {args.compute_dtype!r}, expected {' or '.join(COMPUTE_DTYPES)}"
+            )
+        config = replace(config, update=replace(config.update, compute_dtype=args.compute_dtype))
     check_counts(config)
-    return config, None
+    return config, _scale(args, {}), None
+
+
+def _scale(args: argparse.Namespace, earlier: dict[str, Any]) -> ScaleConfig:
+    """How the run is computed: as the flags say, else as before, else on one device."""
+    import jax
+
+    from lemon_jax.train.config import ScaleConfig
+
+    mesh = args.mesh
+    if mesh is None and args.distributed and not earlier:
+        mesh = f"fsdp={jax.device_count()}"
+    given = {"accumulate": args.accumulate, "remat": args.remat or None}
+    return ScaleConfig.of(earlier, mesh, given)
 
 
 def _policy_folder(name: str) -> Path:

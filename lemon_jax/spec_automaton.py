@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 from platformdirs import user_cache_path
 
-from lemon_jax.model import Automaton, Tokenizer, compile_automaton
+from lemon_jax.model import Automaton, TextTokenizer, compile_automaton
 from lemon_jax.model.automaton import AUTOMATON_VERSION
 from lemon_jax.spec.grammar import byte_grammar, language_key
 
 
-def spec_automaton(tokenizer: Tokenizer, *, cache: Path | None = None) -> Automaton:
+def spec_automaton(tokenizer: TextTokenizer, *, cache: Path | None = None) -> Automaton:
     """The automaton of canonical specs over this tokenizer's tokens, in NumPy arrays.
 
     Compiling takes seconds, so the result is kept in `cache` (`$LEMON_CACHE/automata`, or in the user's cache

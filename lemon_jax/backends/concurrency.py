@@ -1,11 +1,10 @@
-"""How many calls are open at once, and a batch of them answered as the replies arrive."""
+"""How many calls are open at once, at which of several servers; a batch answered as the replies arrive."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
 
 from lemon_jax.backends.types import Reply, Request
 
@@ -25,37 +24,20 @@ class AdaptiveLimit:
 
     def __init__(self, ceiling: int) -> None:
         self._ceiling = ceiling
-        self._limit = ceiling
-        self._open = 0
+        self.limit = ceiling  # calls that may be open now
+        self.open = 0
         self.cuts = 0
+        self.aside = False  # no new calls, while any other server takes some
         self._successes = 0  # since the limit last changed
-        self._again: deque[asyncio.Future[None]] = deque()
-        self._new: deque[asyncio.Future[None]] = deque()
-
-    @property
-    def limit(self) -> int:
-        """Calls that may be open now."""
-        return self._limit
-
-    @asynccontextmanager
-    async def turn(self) -> AsyncIterator[Turn]:
-        """Hold one place for the length of the block, but for the pauses in it."""
-        turn = Turn(self)
-        await turn.resume(again=False)
-        try:
-            yield turn
-        finally:
-            turn.leave()
 
     def succeeded(self, cuts: int) -> None:
         """A call was answered; `cuts` is their number when it was sent."""
         if cuts != self.cuts:
             return
         self._successes += 1
-        if self._limit < self._ceiling and self._successes >= max(self._limit, _SHORTEST_ROUND):
-            self._limit += 1
+        if self.limit < self._ceiling and self._successes >= max(self.limit, _SHORTEST_ROUND):
+            self.limit += 1
             self._successes = 0
-            self._admit()
 
     def overloaded(self, cuts: int) -> bool:
         """A call met an overloaded server; `cuts` is their number when it was sent.
@@ -64,88 +46,88 @@ class AdaptiveLimit:
         """
         if cuts != self.cuts:
             return False
-        self._limit = max(1, self._limit // 2)
+        self.limit = max(1, self.limit // 2)
         self.cuts += 1
         self._successes = 0
         return True
 
-    async def _enter(self, again: bool) -> int:
-        """Wait for a place; returns the number of cuts so far."""
-        if not self._enter_now():
-            place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-            queue = self._again if again else self._new
-            queue.append(place)
-            try:
-                await place
-            except asyncio.CancelledError:
-                if not place.cancelled():
-                    self._leave()  # cancelled between being admitted and running
-                elif place in queue:  # _admit may have dropped it already
-                    queue.remove(place)
-                raise
-        return self.cuts
 
-    def _enter_now(self) -> bool:
-        """Take a place that is free; whether there was one. Nobody waits while one is free."""
-        if self._open >= self._limit:
-            return False
-        self._open += 1
-        return True
+class Place:
+    """One open call at one of several servers, given back with `leave`."""
 
-    def _leave(self) -> None:
-        self._open -= 1
-        self._admit()
-
-    def _admit(self) -> None:
-        # Calls that were refused before go first: their deadlines are running.
-        while self._open < self._limit and (queue := self._again or self._new):
-            place = queue.popleft()
-            if not place.done():
-                self._open += 1
-                place.set_result(None)
-
-
-class Turn:
-    """One call's place under an `AdaptiveLimit`, or its places, while it has several attempts open."""
-
-    def __init__(self, limit: AdaptiveLimit) -> None:
-        self._limit = limit
-        self._places = 0
-        self._cuts = 0  # of the limit, when this call was last sent
-
-    async def resume(self, *, again: bool = True) -> None:
-        """Wait for the place."""
-        self._cuts = await self._limit._enter(again)
-        self._places += 1
-
-    def another(self) -> bool:
-        """Take one more place, if there is one that is free."""
-        if not self._limit._enter_now():
-            return False
+    def __init__(self, places: Places, index: int) -> None:
+        self._places = places
+        self.index = index  # of the server
+        self._limit = places.limits[index]
         self._cuts = self._limit.cuts
-        self._places += 1
-        return True
-
-    def leave(self, *, kept: int = 0) -> None:
-        """Give all places but `kept` to other calls."""
-        while self._places > kept:
-            self._places -= 1
-            self._limit._leave()
-
-    async def pause(self, seconds: float, *, kept: int = 0) -> None:
-        """Let others go for some seconds; then, with no place `kept`, take one before calls that are new."""
-        self.leave(kept=kept)
-        await asyncio.sleep(seconds)
-        if not kept:
-            await self.resume()
+        self._limit.open += 1
 
     def succeeded(self) -> None:
         """The call was answered."""
         self._limit.succeeded(self._cuts)
+        self._places.admit()
 
     def overloaded(self) -> bool:
-        """The server cannot keep up; whether that lowered the limit."""
+        """The server cannot keep up; whether that lowered its limit."""
         return self._limit.overloaded(self._cuts)
+
+    def leave(self) -> None:
+        """Give the place to another call. Once only."""
+        self._limit.open -= 1
+        self._places.admit()
+
+
+class Places:
+    """Calls shared out over servers of the same model: each goes where fewest are open.
+
+    Of servers with equally many the first counts. One that is set aside takes calls only where all are.
+    Calls beyond the limits of all wait in one queue, so that none waits for a slow server while another is
+    free.
+    """
+
+    def __init__(self, limits: Sequence[AdaptiveLimit]) -> None:
+        self.limits = limits
+        self._again: deque[asyncio.Future[Place]] = deque()
+        self._new: deque[asyncio.Future[Place]] = deque()
+
+    async def enter(self, *, again: bool = False, avoid: int | None = None) -> Place:
+        """Wait for a place, `again` before calls that are new; at `avoid` only where no other has one."""
+        if (place := self.enter_now(avoid)) is not None:
+            return place
+        future: asyncio.Future[Place] = asyncio.get_running_loop().create_future()
+        queue = self._again if again else self._new
+        queue.append(future)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if future.done() and not future.cancelled():
+                future.result().leave()  # cancelled between being admitted and running
+            elif future in queue:  # admit may have dropped it already
+                queue.remove(future)
+            raise
+
+    def enter_now(self, avoid: int | None = None) -> Place | None:
+        """A place that is free, or None. Nobody waits while one is free."""
+        whole = [i for i, limit in enumerate(self.limits) if not limit.aside] or range(len(self.limits))
+        free = [i for i in whole if self.limits[i].open < self.limits[i].limit]
+        if not free:
+            return None
+        return Place(self, min(free, key=lambda i: (i == avoid, self.limits[i].open)))
+
+    def elsewhere(self, index: int) -> bool:
+        """Whether any other server than this one takes calls."""
+        return any(not limit.aside for i, limit in enumerate(self.limits) if i != index)
+
+    def admit(self) -> None:
+        """Hand out what has become free."""
+        # Calls that were refused before go first: their deadlines are running.
+        while queue := self._again or self._new:
+            if queue[0].done():
+                queue.popleft()
+            elif (place := self.enter_now()) is not None:
+                queue.popleft().set_result(place)
+            else:
+                return
 
 
 async def answer_all(

@@ -14,8 +14,9 @@ from typing import Any
 import httpx
 
 from lemon_jax.backends import wire
-from lemon_jax.backends.concurrency import AdaptiveLimit, Turn, answer_all
+from lemon_jax.backends.concurrency import Place, Places, answer_all
 from lemon_jax.backends.redaction import hide, redact, secret_forms
+from lemon_jax.backends.server import Server
 from lemon_jax.backends.types import Reply, Request
 from lemon_jax.backends.wire import Fault
 
@@ -24,24 +25,28 @@ log = logging.getLogger(__name__)
 _ATTEMPTS = 5
 _FIRST_WAIT_S = 0.5
 _LONGEST_WAIT_S = 30.0
-_LARGEST_REPLY = 1 << 24  # bytes; a reply of 131,072 tokens has about half a million
 _SILENT = "read timeout"
+_LOST_AFTER = 2  # failed health checks: calls that a server still has will not be answered
 
 
 class OpenAIBackend:
-    """A client of `{base_url}/chat/completions`.
+    """A client of `{base_url}/chat/completions`, at one server or at several that serve the same weights.
 
-    `base_url` ends before "/chat/completions", mostly in "/v1"; `model` is the server's name of the
+    `base_url` ends before "/chat/completions", mostly in "/v1"; `model` is the servers' name of the
     model. `timeout_s` bounds one request with all its attempts and waits, from when it is first sent.
     Connection faults, 408, 429, 5xx and unreadable replies are tried again, at most five times in all;
     other 4xx are not. After half of the time without a reply a second attempt starts beside the first,
     if fewer requests are open than may be, and whichever is done first counts. At most `max_concurrency`
-    requests are open at once, fewer while the server is overloaded (`AdaptiveLimit`).
+    requests are open at once at each server, fewer while it is overloaded (`AdaptiveLimit`).
+
+    Of several servers each attempt goes to the one where fewest are open (`Places`). One that cannot be
+    reached, or whose health check fails after a fault, is set aside; its calls go to the others, and it
+    is checked again after waits that double. Without an `identity` the first address names them all.
     """
 
     def __init__(
         self,
-        base_url: str,
+        base_url: str | Sequence[str],
         model: str,
         api_key: str | None = None,
         identity: str | None = None,
@@ -50,103 +55,150 @@ class OpenAIBackend:
         extra_body: dict[str, Any] | None = None,
         first_wait_s: float = _FIRST_WAIT_S,
     ) -> None:
-        self._url = base_url.rstrip("/") + "/chat/completions"
+        base_urls = [base_url] if isinstance(base_url, str) else list(base_url)
         self._model = model
         self._timeout_s = timeout_s
         self._silent_s = timeout_s / 2
         self._first_wait_s = first_wait_s
         self._extra_body = dict(extra_body or {})
-        self._begun = asyncio.Semaphore(max_concurrency)
-        self._pace = AdaptiveLimit(max_concurrency)
         self._warned: set[str] = set()
-        url = httpx.URL(base_url)
-        self.identity = identity or _identity(url, model, self._extra_body)
-        user_info = url.userinfo.decode()
-        self._secrets = secret_forms([api_key or "", url.password, user_info if url.password else ""])
+        urls = [httpx.URL(url) for url in base_urls]
+        self.identity = identity or _identity(urls[0], model, self._extra_body)
+        secrets = [api_key or ""]
+        for url in urls:
+            secrets += [url.password, url.userinfo.decode() if url.password else ""]
+        self._secrets = secret_forms(secrets)
         headers = {"Content-Type": "application/json"}
         if api_key:
             headers["Authorization"] = f"Bearer {api_key}"
-        self._client = httpx.AsyncClient(
-            headers=headers,
-            # How long a reply may take is for `answer` to say.
-            timeout=httpx.Timeout(None, connect=min(10.0, self._silent_s)),
-            limits=httpx.Limits(max_connections=None, max_keepalive_connections=max_concurrency),
-            trust_env=not is_local(base_url),
-        )
+        connect_s, tls = min(10.0, self._silent_s), httpx.create_ssl_context()
+        self._servers = [Server(url, headers, max_concurrency, connect_s, tls) for url in base_urls]
+        self._places = Places([server.pace for server in self._servers])
+        self._begun = asyncio.Semaphore(max_concurrency * len(base_urls))
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Reply]]:
         """Yield `(index, reply)` as replies arrive; failures are replies with `finish="error"`."""
         return answer_all(requests, self.answer, self._begun)
 
     async def answer(self, request: Request) -> Reply:
-        """Answer one request, as soon as the server has room for it."""
+        """Answer one request, as soon as a server has room for it."""
         last: list[Fault] = []
-        async with self._pace.turn() as turn:
-            # The time that others took before its turn is no part of a request's own.
-            start = time.monotonic()
-            try:
-                async with asyncio.timeout(self._timeout_s):
-                    return await self._attempts(request, turn, start, last)
-            except TimeoutError:
-                seen = f"; the last attempt failed with {last[-1].kind}: {last[-1].detail}" if last else ""
-                fault = Fault(kind="timeout", detail=f"no reply in {self._timeout_s:g} s{seen}", retries=0)
-            except Fault as caught:
-                fault = caught
+        place = await self._places.enter()
+        # The time that others took before its turn is no part of a request's own.
+        start = time.monotonic()
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                return await self._attempts(request, place, start, last)
+        except TimeoutError:
+            seen = f"; the last attempt failed with {last[-1].kind}: {last[-1].detail}" if last else ""
+            fault = Fault(kind="timeout", detail=f"no reply in {self._timeout_s:g} s{seen}", retries=0)
+        except Fault as caught:
+            fault = caught
         error = f"{fault.kind}: {redact(fault.detail, self._secrets)}"
         return Reply(text="", finish="error", seconds=time.monotonic() - start, error=error)
 
     async def aclose(self) -> None:
         """Close the connections."""
-        await self._client.aclose()
+        for server in self._servers:
+            await server.aclose()
 
-    async def _attempts(self, request: Request, turn: Turn, start: float, last: list[Fault]) -> Reply:
+    async def _attempts(self, request: Request, place: Place, start: float, last: list[Fault]) -> Reply:
         """The one retry layer; `last` collects the faults for the caller whose deadline cuts in."""
         body = json.dumps(wire.chat_body(request, self._model, self._extra_body)).encode()
-        running: set[asyncio.Task[Reply]] = set()
+        running: dict[asyncio.Task[Reply], Place] = {}
+        attempt, moves = 0, len(self._servers) - 1
+        free: Place | None = place
         try:
-            for attempt in range(_ATTEMPTS):
-                if not running or turn.another():
-                    running.add(asyncio.create_task(self._attempt(body, request)))
-                patience_s = self._silent_s if attempt < _ATTEMPTS - 1 else None
+            while True:
+                if free is not None:
+                    running[self._start(free, body, request)] = free
                 try:
-                    reply = await _first(running, patience_s)
-                    turn.succeeded()
-                    return reply
+                    return await _first(running, self._silent_s if attempt < _ATTEMPTS - 1 else None)
                 except Fault as fault:
                     last.append(fault)
-                    if fault.overload and turn.overloaded():
-                        log.info("%s: overloaded, %d calls at once from now", self._model, self._pace.limit)
-                    if attempt >= min(fault.retries, _ATTEMPTS - 1):
+                    avoid = fault.server
+                    if fault.kind in wire.OF_CONNECTION and moves and self._places.elsewhere(avoid):
+                        moves -= 1  # the fault of a server, not of the service: no attempt is spent
+                    elif attempt >= min(fault.retries, _ATTEMPTS - 1):
                         raise
-                    if fault.kind == _SILENT:
-                        continue  # it has been waited for long enough
-                    wait_s = self._wait_s(request, attempt, fault)
-                    if time.monotonic() - start + wait_s >= self._timeout_s:
-                        if fault.wait_s is not None:
-                            fault.detail = f"the server asks to wait {fault.wait_s:g} s: {fault.detail}"
-                        raise  # waiting would only hide this fault behind a timeout
-                    await turn.pause(wait_s, kept=len(running))
-            raise last[-1]
+                    else:
+                        await self._wait(request, attempt, fault, start)
+                        attempt += 1
+                if running:
+                    free = self._places.enter_now(avoid)
+                else:
+                    free = await self._places.enter(again=True, avoid=avoid)
         finally:
             # What the others would still bring is late, and nobody's reply.
             for task in running:
                 task.cancel()
             await asyncio.gather(*running, return_exceptions=True)
 
-    async def _attempt(self, body: bytes, request: Request) -> Reply:
+    def _start(self, place: Place, body: bytes, request: Request) -> asyncio.Task[Reply]:
+        task = asyncio.create_task(self._attempt(place, body, request))
+        # Not at the end of the coroutine: one that is cancelled before its first step never gets there.
+        task.add_done_callback(lambda _: place.leave())
+        return task
+
+    async def _attempt(self, place: Place, body: bytes, request: Request) -> Reply:
         start = time.monotonic()
         try:
-            async with self._client.stream("POST", self._url, content=body) as response:
-                text = await _read(response)
-        except (httpx.HTTPError, httpx.InvalidURL, httpx.CookieConflict) as e:
-            hopeless = isinstance(e, httpx.UnsupportedProtocol | httpx.LocalProtocolError | httpx.InvalidURL)
-            retries = 0 if hopeless else wire.MANY
-            raise Fault(kind=_kind(e), detail=str(e) or type(e).__name__, retries=retries) from None
-        wait_s = wire.retry_after_s(response.headers, time.time())
-        wire.check_status(response.status_code, text, wait_s)
-        reply = wire.read_reply(text, request, time.monotonic() - start)
+            response, text = await self._servers[place.index].post(body)
+            wait_s = wire.retry_after_s(response.headers, time.time())
+            wire.check_status(response.status_code, text, wait_s)
+            reply = wire.read_reply(text, request, time.monotonic() - start)
+        except Fault as fault:
+            fault.server = place.index
+            self._note(place, fault)
+            raise
+        place.succeeded()
         self._warn(request, reply, text)
-        return replace(reply, text=hide(reply.text, self._secrets))
+        return replace(reply, text=hide(reply.text, self._secrets)) if self._secrets else reply
+
+    def _note(self, place: Place, fault: Fault) -> None:
+        """Draw the conclusions of a failed attempt about its server."""
+        server = self._servers[place.index]
+        if fault.overload:
+            if place.overloaded():
+                log.info("%s: overloaded, %d calls at once from now", self._model, server.pace.limit)
+        elif fault.retries == wire.MANY:
+            self._suspect(server, aside=fault.kind in wire.OF_CONNECTION)
+
+    def _suspect(self, server: Server, *, aside: bool) -> None:
+        """Have its health checked, where there are others to go to; `aside`: meanwhile all go there."""
+        if len(self._servers) > 1:
+            server.pace.aside |= aside
+            if server.watch is None:
+                server.watch = asyncio.create_task(self._watch(server))
+
+    async def _watch(self, server: Server) -> None:
+        """Check a server that had a fault until it is well."""
+        wait_s, failed = self._first_wait_s, 0
+        while not await server.is_well():
+            server.pace.aside = True
+            failed += 1
+            if failed == 1:
+                log.warning("%s: %s is set aside: it fails its health check", self._model, server.address)
+            if failed == _LOST_AFTER:
+                server.drop_calls()
+            await asyncio.sleep(wait_s)
+            wait_s = min(_LONGEST_WAIT_S, 2 * wait_s)
+        if failed:
+            log.warning("%s: %s is back", self._model, server.address)
+        server.watch, server.pace.aside = None, False
+        self._places.admit()
+
+    async def _wait(self, request: Request, attempt: int, fault: Fault, start: float) -> None:
+        """Wait before the next attempt. Raises the fault where its deadline comes first."""
+        if fault.kind == _SILENT:
+            self._suspect(self._servers[fault.server], aside=False)
+            return  # it has been waited for long enough
+        wait_s = self._wait_s(request, attempt, fault)
+        if time.monotonic() - start + wait_s >= self._timeout_s:
+            if fault.wait_s is not None:
+                fault.detail = f"the server asks to wait {fault.wait_s:g} s: {fault.detail}"
+            raise fault  # waiting would only hide this fault behind a timeout
+        await asyncio.sleep(wait_s)
 
     def _warn(self, request: Request, reply: Reply, text: str) -> None:
         """Say, once for each kind, what a reply shows to be set up wrongly."""
@@ -179,42 +231,24 @@ class OpenAIBackend:
         return max(own, fault.wait_s or 0.0)
 
 
-def is_local(base_url: str) -> bool:
-    """Whether the server is on this machine, where no proxy of the environment is meant to be used."""
-    return httpx.URL(base_url).host in ("127.0.0.1", "localhost", "::1")
-
-
-async def _first(attempts: set[asyncio.Task[Reply]], patience_s: float | None) -> Reply:
-    """The reply of the attempt that is done first; those that are done leave the set.
+async def _first(attempts: dict[asyncio.Task[Reply], Place], patience_s: float | None) -> Reply:
+    """The reply of the attempt that is done first; those that are done leave the table.
 
     Raises:
         Fault: its own, or that none was done in time. Those that are not may still win later.
     """
     done, _ = await asyncio.wait(attempts, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-    attempts -= done
     if not done:
-        detail = f"no reply in {patience_s:g} s"
-        raise Fault(kind=_SILENT, detail=detail, retries=wire.MANY, overload=True)
+        for place in attempts.values():
+            place.overloaded()
+        server = list(attempts.values())[-1].index
+        raise Fault(kind=_SILENT, detail=f"no reply in {patience_s:g} s", retries=wire.MANY, server=server)
+    for task in done:
+        del attempts[task]
     failures = [failure for task in done if (failure := task.exception())]
     if len(failures) == len(done):
         raise failures[0]
     return next(task.result() for task in done if not task.exception())
-
-
-async def _read(response: httpx.Response) -> str:
-    """The body as text. Raises Fault where it does not end in reasonable time."""
-    data = bytearray()
-    async for block in response.aiter_bytes():
-        data += block
-        if len(data) > _LARGEST_REPLY:
-            raise Fault(kind="malformed reply", detail=f"more than {_LARGEST_REPLY} bytes", retries=1)
-    return data.decode("utf-8-sig", "replace")  # JSON is UTF-8, whatever the header says
-
-
-def _kind(error: Exception) -> str:
-    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-        return "cannot connect"
-    return "malformed reply" if isinstance(error, httpx.DecodingError) else "connection broke"
 
 
 def _identity(url: httpx.URL, model: str, extra_body: dict[str, Any]) -> str:

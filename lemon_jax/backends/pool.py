@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
 from collections.abc import Callable
 from functools import partial
@@ -11,23 +13,29 @@ import httpx
 
 from lemon_jax.backends.download import resolve_model
 from lemon_jax.backends.embedded import EmbeddedBackend, check_engine
+from lemon_jax.backends.engine_thread import ServedModel
 from lemon_jax.backends.gate import ExclusiveGate
 from lemon_jax.backends.gguf_header import read_gguf_header
+from lemon_jax.backends.jax_backend import JaxBackend
 from lemon_jax.backends.model_files import PRESETS, Progress, file_digest
-from lemon_jax.backends.openai import OpenAIBackend, is_local
+from lemon_jax.backends.openai import OpenAIBackend
 from lemon_jax.backends.response_model import load_parameters
 from lemon_jax.backends.scripted import ScriptedBackend
+from lemon_jax.backends.server import is_local
 from lemon_jax.backends.simulated import SimulatedBackend, World
 from lemon_jax.backends.types import Backend
 from lemon_jax.backends.workers import CapacityConfig, ModelConfig, WorkerConfig
 from lemon_jax.errors import LemonError
 
+log = logging.getLogger(__name__)
+Locate = Callable[[Progress], Path]
+
 
 class WorkerPool:
     """Async context manager over the backends that a worker file names.
 
-    All embedded servers of a pool share one gate: they never compute at the same time. Simulated models can
-    answer once the pool has a `world`: the tasks of the run.
+    All models of a pool that run on this machine, embedded or on JAX, share one gate: they never compute at
+    the same time. Simulated models can answer once the pool has a `world`: the tasks of the run.
     """
 
     def __init__(
@@ -86,16 +94,20 @@ class WorkerPool:
         for name in dict.fromkeys(c.model for c in self.config.capacities.values()):
             model = self.config.models[name]
             if model.backend == "openai":
-                await self._check_server(model)
+                await self._check_servers(model)
             elif model.backend == "simulated":
                 self.backend(name)  # reads its parameters
-            elif model.backend == "embedded":
-                try:
-                    check_engine()
-                except LemonError as e:
-                    raise LemonError(f"{self.config.source}: models.{name}: {e}") from None
+            elif model.backend in ("embedded", "jax"):
+                if model.backend == "embedded":
+                    self._check_engine(name)
                 if model.path is not None:
                     read_gguf_header(model.path)
+
+    def _check_engine(self, name: str) -> None:
+        try:
+            check_engine()
+        except LemonError as e:
+            raise LemonError(f"{self.config.source}: models.{name}: {e}") from None
 
     def _open(self, model: ModelConfig) -> Backend:
         if model.backend == "scripted":
@@ -111,28 +123,13 @@ class WorkerPool:
         if model.backend == "openai":
             key = self._api_key(model)
             return OpenAIBackend(
-                model.base_url, model.model, key, identity=model.identity, max_concurrency=model.slots
+                model.base_urls, model.model, key, identity=model.identity, max_concurrency=model.slots
             )
-        return self._open_embedded(model)
+        locate, digest = self._model_file(model)
+        open_it = self._open_jax if model.backend == "jax" else self._open_embedded
+        return open_it(model, locate, digest)
 
-    def _open_embedded(self, model: ModelConfig) -> Backend:
-        locate: Callable[[Progress], Path]
-        if model.preset is not None:
-            preset = PRESETS[model.preset]
-            locate, digest = partial(resolve_model, preset), preset.sha256
-        else:
-            path = model.path
-            assert path is not None  # the worker file's check: path or preset
-            try:
-                digest = file_digest(path)
-            except OSError as e:
-                raise LemonError(
-                    f"{self.config.source}: models.{model.name}.path: cannot read {path}: {e.strerror}"
-                ) from None
-
-            def locate(progress: Progress) -> Path:
-                return path
-
+    def _open_embedded(self, model: ModelConfig, locate: Locate, digest: str) -> Backend:
         return EmbeddedBackend(
             model.name,
             locate,
@@ -144,6 +141,36 @@ class WorkerPool:
             deterministic=model.deterministic,
             on_progress=self._on_progress,
         )
+
+    def _open_jax(self, model: ModelConfig, locate: Locate, digest: str) -> Backend:
+        def load(path: Path) -> ServedModel:
+            from lemon_jax.backends.jax_model import load_jax_model  # importing JAX takes seconds
+
+            return load_jax_model(path, slots=model.slots, context=model.context, weights=model.weights)
+
+        return JaxBackend(
+            model.name,
+            locate,
+            load,
+            f"jax:{digest[:16]}:{model.weights}",
+            self._gate,
+            slots=model.slots,
+            on_progress=self._on_progress,
+        )
+
+    def _model_file(self, model: ModelConfig) -> tuple[Locate, str]:
+        """What finds the file of a local model, and the file's digest."""
+        if model.preset is not None:
+            preset = PRESETS[model.preset]
+            return partial(resolve_model, preset), preset.sha256
+        path = model.path
+        assert path is not None  # the worker file's check: path or preset
+        try:
+            return (lambda progress: path), file_digest(path)
+        except OSError as e:
+            raise LemonError(
+                f"{self.config.source}: models.{model.name}.path: cannot read {path}: {e.strerror}"
+            ) from None
 
     def _api_key(self, model: ModelConfig) -> str | None:
         if model.api_key_env is None:
@@ -160,20 +187,34 @@ class WorkerPool:
             )
         return key
 
-    async def _check_server(self, model: ModelConfig) -> None:
-        where = f"{self.config.source}: models.{model.name}.base_url: {model.base_url}"
+    async def _check_servers(self, model: ModelConfig) -> None:
+        """Ask every server of a model once. Those that are not there are named; one that is will do."""
+        where = f"{self.config.source}: models.{model.name}.base_url: "
         key = self._api_key(model)
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        try:
-            async with httpx.AsyncClient(timeout=10.0, trust_env=not is_local(model.base_url)) as client:
-                response = await client.get(model.base_url.rstrip("/") + "/models", headers=headers)
-        except (httpx.HTTPError, httpx.InvalidURL) as e:
-            raise LemonError(
-                f"{where}: cannot reach the server ({type(e).__name__}); start it or correct the address"
-            ) from None
-        if response.status_code in (401, 403):
-            named = f"the key in {model.api_key_env}" if key else "requests without a key; set api_key_env"
-            raise LemonError(f"{where}: the server refuses {named} (HTTP {response.status_code})")
-        if response.status_code >= 500:
-            raise LemonError(f"{where}: the server is not ready (HTTP {response.status_code})")
-        # Any other reply comes from something that listens; not every server lists its models.
+        checks = [_fault_of_server(url, key, model.api_key_env) for url in model.base_urls]
+        faults = dict(zip(model.base_urls, await asyncio.gather(*checks), strict=True))
+        if refused := [f"{url}: {fault}" for url, (fault, forever) in faults.items() if forever]:
+            raise LemonError(where + "; ".join(refused))
+        away = [f"{url}: {fault}" for url, (fault, _) in faults.items() if fault]
+        if len(away) == len(faults):
+            raise LemonError(where + "; ".join(away))
+        for text in away:
+            log.warning("%s%s; the run begins without it", where, text)
+
+
+async def _fault_of_server(url: str, key: str | None, key_name: str | None) -> tuple[str, bool]:
+    """What is wrong with a server, or "", and whether waiting will not mend it."""
+    headers = {"Authorization": f"Bearer {key}"} if key else {}
+    try:
+        async with httpx.AsyncClient(timeout=10.0, trust_env=not is_local(url)) as client:
+            response = await client.get(url.rstrip("/") + "/models", headers=headers)
+    except (httpx.HTTPError, httpx.InvalidURL) as e:
+        fault = f"cannot reach the server ({type(e).__name__}); start it or correct the address"
+        return fault, False
+    if response.status_code in (401, 403):
+        named = f"the key in {key_name}" if key else "requests without a key; set api_key_env"
+        return f"the server refuses {named} (HTTP {response.status_code})", True
+    if response.status_code >= 500:
+        return f"the server is not ready (HTTP {response.status_code})", False
+    # Any other reply comes from something that listens; not every server lists its models.
+    return "", False

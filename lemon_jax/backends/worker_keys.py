@@ -14,9 +14,11 @@ from lemon_jax.backends.redaction import is_variable_name, redact
 from lemon_jax.errors import LemonError
 
 LEVELS = ("small", "medium", "large")
-BACKENDS = ("openai", "embedded", "scripted", "simulated")
+BACKENDS = ("openai", "embedded", "jax", "scripted", "simulated")
+WEIGHTS = ("bfloat16", "float32")
 _MOST_NAMED = 20  # faults in one message
 _LONGEST_NAME = 80
+_MOST_SERVERS = 256  # of one model
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,10 +66,20 @@ def _is_address(value: Any) -> bool:
     return url.scheme in ("http", "https") and bool(url.host) and plain
 
 
-_URL = _Key(
-    expected='an address such as "http://localhost:8000/v1", without user or query',
-    fits=_is_address,
-    required=True,
+def _are_addresses(value: Any) -> bool:
+    return (
+        isinstance(value, list)
+        and 0 < len(value) <= _MOST_SERVERS
+        and all(_is_address(url) for url in value)
+        and len({url.rstrip("/") for url in value}) == len(value)
+    )
+
+
+ADDRESS = 'an address such as "http://localhost:8000/v1", without user or query'
+_URL = _Key(expected=ADDRESS, fits=_is_address)
+_URLS = _Key(
+    expected=f'a list of 1 to {_MOST_SERVERS} different addresses such as "http://host-0:8000/v1"',
+    fits=_are_addresses,
 )
 _VARIABLE = _Key(
     expected="the name of an environment variable; the key itself has no place in a file",
@@ -82,6 +94,7 @@ _KEYS: dict[str, dict[str, _Key]] = {
     "openai": {
         "backend": _ANY,
         "base_url": _URL,
+        "base_urls": _URLS,
         "model": _text(required=True),
         "api_key_env": _VARIABLE,
         "identity": _text(),
@@ -95,6 +108,16 @@ _KEYS: dict[str, dict[str, _Key]] = {
         "context": _integer(256, 131072),
         "threads": _integer(1, 512),
         "deterministic": _FLAG,
+    },
+    "jax": {
+        "backend": _ANY,
+        "path": _text(),
+        "preset": _PRESET,
+        "slots": _integer(1, 512),
+        "context": _integer(256, 131072),
+        "weights": _Key(
+            expected=f"one of {', '.join(WEIGHTS)}", fits=lambda v: isinstance(v, str) and v in WEIGHTS
+        ),
     },
     "scripted": {"backend": _ANY},
     "simulated": {

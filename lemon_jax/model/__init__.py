@@ -6,9 +6,11 @@ from lemon_jax.model.constrained import sample_constrained
 from lemon_jax.model.decoder import Decoder, KVCache
 from lemon_jax.model.host_walk import Walk
 from lemon_jax.model.layout import attention_mask, rope_positions
+from lemon_jax.model.pretrained import load_pretrained
 from lemon_jax.model.sampling import Samples, sample
 from lemon_jax.model.scoring import completion_log_probs
 from lemon_jax.model.support import Constraint, Trace, trace
+from lemon_jax.model.text_tokenizer import TextTokenizer, TokenIds
 from lemon_jax.model.tokenizer import Tokenizer, covering_tokens, train_tokenizer
 from lemon_jax.model.weights import load_weights, named_params, params_sha256, read_metadata, save_weights
 
@@ -20,6 +22,8 @@ __all__ = [
     "DecoderConfig",
     "KVCache",
     "Samples",
+    "TextTokenizer",
+    "TokenIds",
     "Tokenizer",
     "Trace",
     "Walk",
@@ -27,6 +31,7 @@ __all__ = [
     "compile_automaton",
     "completion_log_probs",
     "covering_tokens",
+    "load_pretrained",
     "load_weights",
     "named_params",
     "params_sha256",

@@ -45,3 +45,17 @@ def attention_mask(
     slots_BxT = slots if slots.ndim == 2 else slots[None, :]
     causal_BxTxS = keys_S[None, None, :] <= slots_BxT[:, :, None]
     return real_BxS[:, None, :] & causal_BxTxS
+
+
+def window_mask(mask_BxTxS: Bool[Array, "batch time slots"], window: int) -> Bool[Array, "batch time slots"]:
+    """Of the slots that each query may read, the last `window`: itself and the tokens before it.
+
+    Counts tokens, not slots, so padding between prompt and completion takes no room. Needs masks in which a
+    query reads every token before it, as `attention_mask` gives them.
+
+        # mask of slot 5:  1 1 0 0 1 1
+        # later or equal:  4 3 2 2 2 1    window 3 -> 0 1 0 0 1 1
+    """
+    upto_BxTxS = jnp.cumsum(mask_BxTxS, axis=-1, dtype=jnp.int32)
+    earlier_BxTxS = upto_BxTxS - mask_BxTxS.astype(jnp.int32)
+    return mask_BxTxS & (upto_BxTxS[:, :, -1:] - earlier_BxTxS <= window)

@@ -8,6 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from lemon_jax.model.decoder import Decoder, project_logits
 from lemon_jax.model.layout import attention_mask, rope_positions
+from lemon_jax.model.sharding import batch_shards
 from lemon_jax.model.support import Trace, mask_logits
 
 
@@ -16,6 +17,8 @@ def completion_hidden(
     prompts_BxP: Int[Array, "batch prompt"],
     prompt_lengths_B: Int[Array, " batch"],
     completions_BxC: Int[Array, "batch completion"],
+    *,
+    remat: bool = False,
 ) -> Float[Array, "batch completion dim"]:
     """The hidden state that predicts each completion token: that of the token before it.
 
@@ -28,6 +31,7 @@ def completion_hidden(
         jnp.concatenate([prompts_BxP, completions_BxC], axis=1),
         rope_positions(prompt_lengths_B, slots, prompt_slots),
         attention_mask(prompt_lengths_B, slots, prompt_slots, num_slots),
+        remat=remat,
     )
     # The first token is predicted by the last true prompt token, which lies before the padding.
     last_Bx1xD = jnp.take_along_axis(hidden_BxSxD, (prompt_lengths_B - 1)[:, None, None], axis=1)
@@ -37,10 +41,16 @@ def completion_hidden(
 def token_log_probs(
     logits: Float[Array, "*shape vocab"], tokens: Int[Array, "*shape"], temperature: float
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    """log p(token) and the entropy -sum p log p, in nats, of softmax(logits / temperature)."""
-    log_probs = jax.nn.log_softmax(logits / temperature, axis=-1)
-    chosen = jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
-    return chosen, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+    """log p(token) and the entropy -sum p log p, in nats, of softmax(logits / temperature).
+
+    The entropy is a measurement: it has no gradient, whose backward pass would cost as much as the other's.
+    """
+    logits = logits / temperature
+    log_total = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - log_total
+    fixed, log_total = jax.lax.stop_gradient((logits, log_total))
+    p = jnp.exp(fixed - log_total[..., None])
+    return chosen, log_total - jnp.sum(p * fixed, axis=-1)
 
 
 def completion_log_probs(
@@ -52,26 +62,30 @@ def completion_log_probs(
     *,
     temperature: float = 1.0,
     chunk: int = 64,
+    remat: bool = False,
     trace: Trace | None = None,
 ) -> tuple[Float[Array, "batch completion"], Float[Array, "batch completion"]]:
     """(log p(completion token | prompt, earlier tokens), entropy there): fp32, nats, 0 on padding.
 
     Prompts and completions are right-padded, and every prompt has at least one token. `temperature`
-    (> 0) divides the logits, as in `sampling.sample`. Logits exist for `chunk` steps at a time, in the
-    forward and in the backward pass. Differentiable in `decoder`, and finite whatever the padding
-    holds, as long as its ids lie in the vocabulary. With the `trace` of completions that were sampled
+    (> 0) divides the logits, as in `sampling.sample`. Logits exist for `chunk` steps at a time (for more
+    where a mesh splits the rows), in the forward and in the backward pass; `remat` as in `Decoder`. The
+    log-probabilities are differentiable in `decoder`, the entropy is not, and all is finite whatever the
+    padding holds, as long as its ids lie in the vocabulary. With the `trace` of completions that were sampled
     within a language, only tokens that could have come count: a token without alternative has 0, and so has
     one beyond the language. Raises ValueError for a temperature or chunk <= 0.
     """
     if temperature <= 0 or chunk <= 0:
         raise ValueError(f"temperature {temperature} and chunk {chunk} must be positive")
     batch, steps = completions_BxC.shape
-    hidden_BxCxD = completion_hidden(decoder, prompts_BxP, prompt_lengths_B, completions_BxC)
+    hidden_BxCxD = completion_hidden(decoder, prompts_BxP, prompt_lengths_B, completions_BxC, remat=remat)
     valid_BxC = jnp.arange(steps)[None, :] < completion_lengths_B[:, None]
     # Where twice: cleaning only the result would let the padding's gradient through as 0 * inf.
     hidden_BxCxD = jnp.where(valid_BxC[:, :, None], hidden_BxCxD, 0)
 
-    chunk = min(chunk, steps)
+    # On a mesh a device holds few of the rows, and for each chunk gathers the head and adds up its gradient
+    # with all others: as many times fewer chunks leave it as many logits at a time as one device would hold.
+    chunk = min(chunk * batch_shards(), steps)
     num_chunks = -(-steps // chunk)
     fill = num_chunks * chunk - steps
     head_VxD = decoder.head_weight()

@@ -12,7 +12,6 @@ import json
 import lzma
 import sqlite3
 from collections.abc import Iterable
-from dataclasses import asdict
 from pathlib import Path
 
 from lemon_jax.backends import Reply, Request
@@ -80,8 +79,9 @@ class CallStore:
         if reply.finish != "error":
             self._insert(key, scope, reply, recorded=False)
 
-    def _insert(self, key: str, scope: str, reply: Reply, *, recorded: bool) -> None:
-        row = (key, scope, int(recorded), json.dumps(asdict(reply), ensure_ascii=False))
+    def _insert(self, key: str, scope: str, reply: Reply | str, *, recorded: bool) -> None:
+        text = reply if isinstance(reply, str) else json.dumps(vars(reply), ensure_ascii=False)
+        row = (key, scope, int(recorded), text)
         try:
             self._db.execute("insert or ignore into calls values (?, ?, ?, ?)", row)
         except sqlite3.OperationalError as error:  # a full disk, most often
@@ -119,6 +119,20 @@ class CallStore:
         """All stored calls, in the order of their keys."""
         rows = self._db.execute("select key, reply from calls order by key")
         return {key: Reply(**json.loads(reply)) for key, reply in rows}
+
+    def last_row(self) -> int:
+        """The number of the newest stored call; `rows(after=...)` takes it."""
+        return int(self._db.execute("select coalesce(max(rowid), 0) from calls").fetchone()[0])
+
+    def rows(self, *, after: int = 0) -> list[tuple[str, str, int, str]]:
+        """Stored calls (key, scope, recorded, reply) in the order they came, for another store's `add`."""
+        query = "select key, scope, recorded, reply from calls where rowid > ? order by rowid"
+        return self._db.execute(query, (after,)).fetchall()
+
+    def add(self, rows: Iterable[tuple[str, str, int, str]]) -> None:
+        """Take over calls of another store; those that are here already stay as they are."""
+        for key, scope, recorded, reply in rows:
+            self._insert(key, scope, reply, recorded=bool(recorded))
 
     def close(self) -> None:
         self._db.close()

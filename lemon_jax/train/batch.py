@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from lemon_jax.model import Tokenizer, covering_tokens
+from lemon_jax.model import TextTokenizer, covering_tokens
 from lemon_jax.orchestrator import Rollout, pad
 from lemon_jax.spec import Edit
 
@@ -49,7 +49,7 @@ Spell = Callable[[Rollout, int, str, Sequence[int]], tuple[int, ...] | None]
 
 
 def span_tokens(
-    tokenizer: Tokenizer, rollout: Rollout, edit: Edit, spell: Spell | None = None
+    tokenizer: TextTokenizer, rollout: Rollout, edit: Edit, spell: Spell | None = None
 ) -> SpanTokens | None:
     """The smallest token range of the sampled ids that covers the edited field, and its replacement.
 
@@ -129,3 +129,35 @@ def make_batch(
         contrast_K=column([d for _, _, d in edits], np.float32),
         weight_K=column([1.0] * len(edits), np.float32),
     )
+
+
+def micro_batches(batch: UpdateBatch, parts: int) -> UpdateBatch:
+    """The same rollouts and edits in `parts` batches of equal shapes, stacked along a new first axis.
+
+    An edit goes with the rollout it was made of, since its loss compares the two; edited rollouts are dealt
+    out first, so that each part has about as many. What is missing to equal shapes are rollouts and edits
+    that count nowhere.
+
+    In:  rollouts 0 1 2 3 4, an edit of 3, 2 parts
+    Out: rollouts 3 1 4 and 0 2 -, the edit in the first part, of its rollout 0
+    """
+    given = UpdateBatch(*(np.asarray(x) for x in batch))
+    present = np.flatnonzero(given.weight_K > 0)
+    edited = list(dict.fromkeys(given.source_K[present].tolist()))
+    order = edited + [i for i in range(len(given.lengths_B)) if i not in edited]
+    rows = [order[part::parts] for part in range(parts)]
+    edits = [[k for k in present.tolist() if given.source_K[k] in mine] for mine in rows]
+    num_edits = max(-(-len(given.weight_K) // parts), *map(len, edits))
+
+    def stacked(name: str, array: np.ndarray) -> np.ndarray:
+        chosen, size = (edits, num_edits) if "_K" in name else (rows, len(rows[0]))
+        out = np.zeros((parts, size, *array.shape[1:]), array.dtype)
+        for part, indices in enumerate(chosen):
+            out[part, : len(indices)] = array[indices]
+        return out
+
+    out = UpdateBatch(**{name: stacked(name, x) for name, x in given._asdict().items()})
+    for part, (mine, chosen) in enumerate(zip(rows, edits, strict=True)):
+        out.source_K[part, : len(chosen)] = [mine.index(given.source_K[k]) for k in chosen]
+    out.prompt_lengths_B[out.prompt_lengths_B == 0] = 1  # a decoder needs a token to start from
+    return out

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from etils import epath
 
 try:
     from orbax.checkpoint import v1 as ocp
@@ -18,6 +21,7 @@ except ImportError:  # orbax-checkpoint 0.12 ships it under this name
 
 from lemon_jax.errors import NO_ROOM, LemonError
 from lemon_jax.train.edit_sampler import EditSampler
+from lemon_jax.train.hosts import Hosts
 from lemon_jax.train.update import TrainState
 
 KEEP = 2
@@ -25,26 +29,51 @@ log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of one run directory. A save is atomic: a killed one leaves no checkpoint."""
+    """The checkpoints of one run, in a local folder or at `gs://bucket/folder`; all hosts must see the same.
 
-    def __init__(self, folder: Path):
-        self.folder = folder.resolve()
-        for half in sorted(self.folder.glob("*.orbax-checkpoint-tmp*")):
-            log.warning("%s: a save that did not end; it is removed", half)
+    A save is atomic: a killed one leaves no checkpoint. It is written while training goes on, from a copy on
+    the host, split as the arrays are; a restore splits anew, so that the mesh may be another one.
+    """
+
+    def __init__(self, folder: Path | str, hosts: Hosts | None = None):
+        self.folder = folder_of(folder)
+        self.hosts = hosts or Hosts()
+        if self.hosts.first:
+            for half in sorted(self.folder.glob("*.orbax-checkpoint-tmp*")):
+                log.warning("%s: a save that did not end; it is removed", half)
         self._checkpointer = ocp.training.Checkpointer(
             self.folder,
             preservation_policy=ocp.training.preservation_policies.LatestN(KEEP),
             cleanup_tmp_directories=True,
         )
+        self._pending: tuple[int, Any] | None = None
 
     def save(self, step: int, state: TrainState, sampler: EditSampler) -> None:
-        """Keep the state after `step` steps; older ones but one are removed.
+        """Begin to keep the state after `step` steps; older ones but one are removed. The state may change
+        as soon as this returns.
 
-        Raises LemonError where the disk is full; the checkpoints before it stay.
+        Raises LemonError where the disk is full, perhaps from the save before; the checkpoints that were
+        saved stay.
         """
+        self.wait()  # one after the other: the library drops a save that comes while another is written
+        with self._full_disk(step):
+            self._pending = (
+                step,
+                self._checkpointer.save_async(step, _tree(step, state, sampler), overwrite=True),
+            )
+
+    def wait(self) -> None:
+        """Return when what was saved lies in the folder. Raises as `save`."""
+        if self._pending is not None:
+            (step, writing), self._pending = self._pending, None
+            with self._full_disk(step):
+                writing.result()
+
+    @contextlib.contextmanager
+    def _full_disk(self, step: int) -> Iterator[None]:
         try:
-            self._checkpointer.save(step, _tree(step, state, sampler), overwrite=True)
-        except ValueError as error:  # how the library reports any failed write
+            yield
+        except (OSError, ValueError) as error:  # ValueError: how the library reports any failed write
             reason = next((text for text in map(os.strerror, NO_ROOM) if text in str(error)), None)
             if reason is None:
                 raise
@@ -55,27 +84,29 @@ class Checkpoints:
     def restore(self, like: TrainState, sampler: EditSampler) -> tuple[int, TrainState, EditSampler] | None:
         """The newest readable checkpoint as (steps done, state, edit sampler); None if there is none.
 
-        Damaged ones are skipped with a warning that names them. Raises LemonError if all are damaged, or if
-        the newest readable one holds another tree: with every difference in keys, shapes and dtypes.
+        Arrays lie as those of `like`, on whatever devices they were saved. A damaged checkpoint is skipped
+        with a warning that names it, on all hosts if it is damaged for one.
+
+        Raises LemonError where every checkpoint is damaged, or a sound one is another model's; then the
+        message names each leaf that differs.
         """
-        steps = sorted((c.step for c in self._checkpointer.checkpoints), reverse=True)
         template = jax.tree.map(_abstract, _tree(0, like, sampler))
+        steps = self.hosts.on_first(
+            lambda: sorted((c.step for c in self._checkpointer.checkpoints), reverse=True)
+        )
         for step in steps:
-            try:
-                differences = _differences(self._checkpointer.metadata(step).metadata, template)
-                tree = {} if differences else self._checkpointer.load(step, template)
-            except Exception as error:  # whatever a damaged file raises inside the library
-                reason = str(error).strip().splitlines()
-                log.warning(
-                    "%s: skipped a damaged checkpoint (%s)",
-                    self.folder / str(step),
-                    reason[0][:160] if reason else type(error).__name__,
-                )
+            path = self.folder / str(step)
+            differences, tree, fault = self._read(step, template)
+            faults = [(host, why) for host, why in enumerate(self.hosts.gather(fault)) if why is not None]
+            if faults:
+                host, why = faults[0]
+                where = f"process {host}: " if self.hosts.count > 1 else ""
+                log.warning("%s: skipped a damaged checkpoint (%s%s)", path, where, why)
                 continue
             if differences:
                 raise LemonError(
-                    f"{self.folder / str(step)}: holds another model or optimiser than this run's: "
-                    f"{'; '.join(differences)}; resume with the policy and preset that the run began with"
+                    f"{path}: holds another model or optimiser than this run's: {'; '.join(differences)}; "
+                    "resume with the policy and preset that the run began with"
                 )
             sums, weights = (tuple(map(float, row)) for row in np.asarray(tree["edit_sampler"]))
             restored = TrainState(params=tree["params"], opt_state=tree["opt_state"])
@@ -84,8 +115,34 @@ class Checkpoints:
             raise LemonError(f"{self.folder}: all {len(steps)} checkpoints are damaged; start a new run")
         return None
 
+    def _read(self, step: int, template: Any) -> tuple[list[str], Any, str | None]:
+        """(what is otherwise than in the template, the tree if nothing is, why it cannot be read)."""
+        path, context = self.folder / str(step), ocp.Context()
+        if self.hosts.count > 1:
+            # Without waiting for the others: one whose part is damaged would leave them waiting for it.
+            context.multiprocessing.primary_host = self.hosts.index
+            context.multiprocessing.active_processes = {self.hosts.index}
+        try:
+            with context:
+                differences = _differences(ocp.metadata(path).metadata, template)
+                return differences, None if differences else ocp.load(path, template), None
+        except Exception as error:  # whatever a damaged file raises inside the library
+            reason = str(error).strip().splitlines()
+            return [], None, reason[0][:160] if reason else type(error).__name__
+
     def close(self) -> None:
-        self._checkpointer.close()
+        """Wait for what was saved, and let go of the folder. Raises as `save`."""
+        try:
+            self.wait()
+        finally:
+            self._checkpointer.close()
+
+
+def folder_of(path: Path | str) -> epath.Path:
+    """A folder as the library wants it: absolute if it is local, and an address (gs://) left as it is."""
+    if "://" in str(path):
+        return epath.Path(str(path))
+    return epath.Path(Path(path).resolve())
 
 
 def _tree(step: int, state: TrainState, sampler: EditSampler) -> dict[str, Any]:

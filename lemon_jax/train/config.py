@@ -7,10 +7,13 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import ACCEPTED
 from lemon_jax.spec import DEFAULT_BASELINES
 from lemon_jax.train.grading import Grader
 from lemon_jax.train.rewards import RewardConfig
+
+MESH_AXES = ("data", "fsdp", "tensor")  # model.sharding's, which imports JAX
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +36,41 @@ class UpdateConfig:
     tau: float = 1.0
     normalise_spans: bool = True
     temperature: float = 0.7  # of sampling and scoring alike; at 1 more specs are invalid
+    # Of sampling and scoring alike. Parameters and moments stay float32, log-probabilities are float32.
+    compute_dtype: Literal["float32", "bfloat16"] = "float32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaleConfig:
+    """How a run is computed and not what: every choice gives the same numbers up to rounding, so that a run
+    may be resumed with another. The mesh's sizes multiply to the number of devices."""
+
+    data: int = 1
+    fsdp: int = 1
+    tensor: int = 1
+    accumulate: int = 1  # an update's rollouts go through the decoder in this many parts
+    remat: bool = False  # recompute each block in the backward pass
+
+    def __post_init__(self) -> None:
+        low = [name for name in ("data", "fsdp", "tensor", "accumulate") if getattr(self, name) < 1]
+        if low:
+            raise LemonError(f"{', '.join(low)} must be at least 1")
+
+    @property
+    def devices(self) -> int:
+        return self.data * self.fsdp * self.tensor
+
+    @classmethod
+    def of(cls, earlier: dict[str, Any], mesh: str | None, given: dict[str, Any]) -> ScaleConfig:
+        """The choices of an earlier process of the run, changed by a mesh such as "data=1,fsdp=8" (what it
+        leaves out is 1) and by what else is given and not None. Raises LemonError for what is no mesh."""
+        values = {name: value for name, value in earlier.items() if name in cls.__dataclass_fields__}
+        if mesh is not None:
+            parts = [part.partition("=") for part in mesh.split(",")]
+            if any(name not in MESH_AXES or not size.isdecimal() for name, _, size in parts):
+                raise LemonError(f"mesh is {mesh!r}, expected sizes such as data=1,fsdp=8,tensor=1")
+            values |= dict.fromkeys(MESH_AXES, 1) | {name: int(size) for name, _, size in parts}
+        return cls(**values | {name: value for name, value in given.items() if value is not None})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,6 +96,9 @@ class RunConfig:
     search_candidates: int = 16
     search_tokens: int = 0  # worker tokens of that search; 0: as many as the training used
     checkpoint_every: int = 5
+    lora_rank: int = 0  # of low-rank adapters, which alone are trained then; 0: all parameters are
+    lora_alpha: float = 16.0  # a correction counts lora_alpha / lora_rank times
+    lora_targets: str = "q,k,v,o,gate,up,down"  # the projections of a block that have adapters
     reward: RewardConfig = field(default_factory=RewardConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
 

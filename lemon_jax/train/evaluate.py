@@ -6,9 +6,10 @@ import asyncio
 import math
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from lemon_jax.bench import Grade, Task, wilson
 from lemon_jax.runtime import AgentRun, CallStore, Execution, Executor, Usage
@@ -59,6 +60,23 @@ async def together(*work: Coroutine[Any, Any, Scored]) -> list[Scored]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+class Work(NamedTuple):
+    """An execution that any host may do. Those of one task ask many equal calls; an edited spec has the
+    `spec` number of its original, whose calls it repeats."""
+
+    task: str
+    spec: int
+    execute: Callable[[], Coroutine[Any, Any, Scored]]
+
+
+Share = Callable[[Sequence[Work]], Awaitable[list[Scored]]]  # the results in order; see hosts.Hosts.share
+
+
+async def alone(work: Sequence[Work]) -> list[Scored]:
+    """All of it done here."""
+    return await together(*(one.execute() for one in work))
 
 
 NOT_EXECUTED = Grade(correct=False, answer=None, fallback=False, no_answer=True)
@@ -201,6 +219,7 @@ async def evaluate(
     setting: Setting,
     grader: Grader | None = None,
     regret: Callable[[Parsed, Task], float] | None = None,
+    share: Share = alone,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One row of the results table, and its lines of executions.jsonl; each has the `output` that was graded.
 
@@ -217,7 +236,8 @@ async def evaluate(
             on_done()
         return scored
 
-    scored = await together(*(one(t, s) for t, s in zip(tasks, specs, strict=True)))
+    pairs = enumerate(zip(tasks, specs, strict=True))
+    scored = await share([Work(t.prompt(), i, partial(one, t, s)) for i, (t, s) in pairs])
     known = [s for s in scored if not s.infra_failed]
     correct = sum(s.grade.correct for s in known)
     usages = [s.execution.usage for s in known if s.execution]

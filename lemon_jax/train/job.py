@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Protocol
 
 import jax
+from jax.sharding import Mesh
 
 from lemon_jax.backends import Reply, WorkerPool
 from lemon_jax.bench import Dataset, Task
@@ -17,12 +20,13 @@ from lemon_jax.model import params_sha256
 from lemon_jax.orchestrator import Orchestrator, Rollout
 from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.spec import Parsed, baseline_names, baselines
-from lemon_jax.train.config import RunConfig
+from lemon_jax.train.config import RunConfig, ScaleConfig
 from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
+from lemon_jax.train.hosts import Hosts
 from lemon_jax.train.optimum import Optimum
 from lemon_jax.train.provenance import SPLIT, made_of, tested
 from lemon_jax.train.regret import Regret
-from lemon_jax.train.run_dir import EXECUTIONS, METRICS, SUMMARY, TIMINGS, RunDir
+from lemon_jax.train.run_dir import EXECUTIONS, METRICS, OTHER_CALLS, SUMMARY, TIMINGS, RunDir
 from lemon_jax.train.search import METHOD as BEST_FIXED
 from lemon_jax.train.search import Found, search_fixed
 from lemon_jax.train.simulation import is_simulated
@@ -52,6 +56,10 @@ class Job:
     recording: dict[str, Reply] = field(default_factory=dict)
     allow_unsandboxed: bool = False
     resumed: bool = False
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
+    mesh: Mesh | None = None
+    hosts: Hosts = field(default_factory=Hosts)
+    checkpoints: str | None = None  # where they lie; in the run directory unless given
     _earlier_s: float = field(default=0.0, init=False)  # seconds of the steps that earlier processes took
     _regret: Regret | None = field(default=None, init=False)
 
@@ -61,22 +69,38 @@ class Job:
             self._regret = Regret(optimum)
 
     async def execute(self) -> dict[str, Any]:
-        """Train, evaluate, write `summary.json`; returns the summary."""
+        """Train, evaluate, write `summary.json`; returns the summary, which is empty on other hosts."""
         started = time.monotonic()
         store = CallStore(self.run.calls, self.recording)
         try:
+            self._take_over_calls(store)
             caller = Caller(self.pool, store)
             executor = Executor(caller, read_answer, allow_unsandboxed=self.allow_unsandboxed)
             trained = await self._train(executor, store)
             tasks = choose_tasks(self.dataset.test, self.config.eval_tasks, self.config.seed)
-            found = await self._search(executor, store) if self.config.best_fixed else None
+            found = None
+            if self.config.best_fixed:
+                found = await self.hosts.run_on_first(lambda: self._search(executor, store))
+                self.hosts.sync(store)
             rows = await self._evaluate(executor, store, tasks, trained, found)
+            if not self.hosts.first:
+                return {}
             summary = self._summary(rows, store, time.monotonic() - started)
             summary |= {"search": found.facts()} if found else {}
             self.run.write_json(SUMMARY, summary)
         finally:
             store.close()
         return summary
+
+    def _take_over_calls(self, store: CallStore) -> None:
+        """Make this store hold what any host of this run, also of an earlier process of it, has asked."""
+        if self.hosts.first:
+            present = {OTHER_CALLS.format(index) for index in range(1, self.hosts.count)}
+            for path in sorted(self.run.path.glob(OTHER_CALLS.format("*"))):
+                if path.name not in present:
+                    with contextlib.closing(CallStore(path)) as left:
+                        store.add(left.rows())
+        self.hosts.sync(store)
 
     async def _train(self, executor: Executor, store: CallStore) -> Orchestrator:
         trainer = Trainer(
@@ -87,7 +111,12 @@ class Job:
             store=store,
             run=self.run,
             regret=self._regret,
+            scale=self.scale,
+            mesh=self.mesh,
+            hosts=self.hosts,
+            checkpoints=self.checkpoints,
         )
+        self.policy = trainer.policy
         try:
             done = trainer.resume() if self.resumed else 0
             # What an interrupted evaluation took is not known, and not counted.
@@ -109,7 +138,6 @@ class Job:
                     "steps": self.config.steps,
                     "constrained": self.config.constrained,
                     "config_sha256": self.config.sha256(),
-                    "params_sha256": params_sha256(trainer.decoder()),
                     **self._simulated(),
                 }
             )
@@ -181,6 +209,7 @@ class Job:
                 setting=setting,
                 grader=grader,
                 regret=self._regret.of if self._regret else None,
+                share=partial(self.hosts.share, store),
             )
             self.run.append(EXECUTIONS, lines)
             rows.append(row)
@@ -236,13 +265,20 @@ def _mean(values: list[float]) -> float | None:
     return round(sum(values) / len(values), 4) if values else None
 
 
-def manifest(config: RunConfig, dataset: Dataset, policy: Orchestrator, pool: WorkerPool) -> dict[str, Any]:
+def manifest(
+    config: RunConfig,
+    dataset: Dataset,
+    policy: Orchestrator,
+    pool: WorkerPool,
+    scale: ScaleConfig | None = None,
+) -> dict[str, Any]:
     """What a run was made of: enough to know whether two runs should agree."""
     return {
         "config": config.to_dict(),
         "config_sha256": config.sha256(),
         "seed": config.seed,
         "device": f"{jax.devices()[0].device_kind} x {jax.device_count()}, {os.cpu_count()} cores",
+        "scale": asdict(scale or ScaleConfig()) | {"processes": jax.process_count()},
         "tokenizer_sha256": policy.tokenizer.sha256,
         "policy_sha256": params_sha256(policy.decoder),
         **made_of(dataset, pool, PACKAGES),

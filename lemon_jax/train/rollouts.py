@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from lemon_jax.runtime import CallStore, Executor, repeat_indices
 from lemon_jax.spec import FAMILIES, Edit, applicable, edges, parse
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.edit_sampler import EditSampler
-from lemon_jax.train.evaluate import Scored, count_calls, execute, record, together
+from lemon_jax.train.evaluate import Scored, Share, Work, alone, count_calls, execute, record
 from lemon_jax.train.grading import Grader
 from lemon_jax.train.regret import Regret
 from lemon_jax.train.rewards import Reward, reward_of
@@ -81,8 +82,9 @@ async def run_step(
     tasks: list[Task],
     rollouts: list[Rollout],
     sampler: EditSampler,
+    share: Share = alone,
 ) -> StepOutcome:
-    """Execute a step's specs and their edits, all together.
+    """Execute a step's specs and their edits, all together, or as `share` has them executed.
 
     An edited spec asks its workers with the same seeds as the original (common random numbers), and
     agents that the edit does not affect are answered by the call store.
@@ -92,13 +94,14 @@ async def run_step(
     scope = scope_of(step)
     per_rollout = [tasks[i // config.group] for i in range(len(rollouts))]
     grader = config.grader
-    results = await together(
-        *(_maybe_execute(executor, t, r, scope, grader) for t, r in zip(per_rollout, rollouts, strict=True)),
-        *(
-            execute(executor, per_rollout[i], parse(edit.text), scope, grader, _kept(rollouts[i], edit))
-            for i, edit in edits
-        ),
-    )
+    work = [
+        Work(t.prompt(), i, partial(_maybe_execute, executor, t, rollouts[i], scope, grader))
+        for i, t in enumerate(per_rollout)
+    ]
+    for i, edit in edits:
+        edited_spec = partial(_execute_edited, executor, per_rollout[i], rollouts[i], edit, scope, grader)
+        work.append(Work(per_rollout[i].prompt(), i, edited_spec))
+    results = await share(work)
     scored, edited = results[: len(rollouts)], results[len(rollouts) :]
     rewards = [reward_of(config.reward, s, valid=r.valid) for s, r in zip(scored, rollouts, strict=True)]
     contrasts = []
@@ -133,6 +136,12 @@ async def _maybe_execute(
     """In training only a spec that is valid as written is executed: the reward sees the strict verdict."""
     parsed = rollout.parsed if rollout.valid else replace(rollout.parsed, spec=None, strict_ok=False)
     return await execute(executor, task, parsed, scope, grader)
+
+
+async def _execute_edited(
+    executor: Executor, task: Task, rollout: Rollout, edit: Edit, scope: str, grader: Grader
+) -> Scored:
+    return await execute(executor, task, parse(edit.text), scope, grader, _kept(rollout, edit))
 
 
 def execution_rows(outcome: StepOutcome, config: RunConfig, step: int) -> list[dict[str, Any]]:

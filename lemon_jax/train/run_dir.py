@@ -17,6 +17,7 @@ from lemon_jax.errors import LemonError
 
 MANIFEST, METRICS, TIMINGS = "manifest.json", "metrics.jsonl", "timings.jsonl"
 EXECUTIONS, CALLS, SUMMARY = "executions.jsonl", "calls.sqlite", "summary.json"
+OTHER_CALLS = "calls-p{}.sqlite"  # of each host but the first
 AFTER_TRAINING = ("search", "eval")  # phases of executions that belong to no step
 PART = ".part"  # the ending of a file while it is written
 
@@ -177,3 +178,34 @@ def _replace(path: Path, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     part.replace(path)
+
+
+class OtherHost(RunDir):
+    """A run as a host sees it that does not write its files: only its own worker calls are kept there.
+
+    The folder need not be the first host's: only checkpoints are read by all.
+    """
+
+    def __init__(self, path: Path, index: int):
+        super().__init__(path)
+        self._index = index
+        path.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def calls(self) -> Path:
+        return self.path / OTHER_CALLS.format(self._index)
+
+    @contextlib.contextmanager
+    def locked(self) -> Iterator[None]:
+        yield
+
+    def discard_unused(self) -> None: ...
+
+    def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None: ...
+
+    def write_lines(self, name: str, rows: Iterable[dict[str, Any]]) -> None: ...
+
+    def write_json(self, name: str, value: dict[str, Any]) -> None: ...
+
+    def read(self, name: str) -> list[dict[str, Any]]:
+        return []

@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import jax
 import numpy as np
 from flax import nnx
+from jax.sharding import Mesh
 
 from lemon_jax.bench import Task
 from lemon_jax.errors import LemonError
-from lemon_jax.model import Decoder
+from lemon_jax.model import Decoder, params_sha256
+from lemon_jax.model.lora import add_lora, merge_lora
+from lemon_jax.model.projection import LoraParam
+from lemon_jax.model.sharding import fetch, place, using
 from lemon_jax.orchestrator import Orchestrator
 from lemon_jax.runtime import CallStore, Executor
-from lemon_jax.train.batch import make_batch, span_tokens
+from lemon_jax.train.batch import make_batch, micro_batches, span_tokens
 from lemon_jax.train.checkpoint import Checkpoints
-from lemon_jax.train.config import RunConfig
+from lemon_jax.train.config import RunConfig, ScaleConfig
 from lemon_jax.train.edit_sampler import EditSampler
+from lemon_jax.train.hosts import Hosts, Preempted
 from lemon_jax.train.losses import group_advantages, zero_std_fraction
 from lemon_jax.train.regret import Regret
 from lemon_jax.train.rollouts import StepOutcome, execution_rows, run_step, step_metrics, tasks_of_step
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, TIMINGS, RunDir
-from lemon_jax.train.update import init_state, update
+from lemon_jax.train.update import cast, init_state, update
 
 # Of a step's metrics, what a person sees while the run goes on.
 FACTS = ("reward", "regret", "accuracy", "invalid_rate", "cost_per_task", "worker_tokens")
@@ -37,7 +43,12 @@ class Progress(Protocol):
 
 @dataclass
 class Trainer:
-    """Trains `policy` on `tasks`. The warm-started policy stays as the KL reference."""
+    """Trains `policy` on `tasks`. The warm-started policy stays as the KL reference.
+
+    With a mesh parameters, optimiser, reference, sampling and update are split over it. From then on
+    `policy` is the one to evaluate: on the mesh, in the numerics of the run. With `lora_rank` only low-rank
+    adapters are trained: state and checkpoints hold nothing else, and policy and reference share the rest.
+    """
 
     config: RunConfig
     policy: Orchestrator
@@ -46,37 +57,80 @@ class Trainer:
     store: CallStore
     run: RunDir
     regret: Regret | None = None  # where the best spec is known
+    scale: ScaleConfig = field(default_factory=ScaleConfig)
+    mesh: Mesh | None = None
+    hosts: Hosts = field(default_factory=Hosts)
+    checkpoints: str | None = None  # where they lie; in the run directory unless given
 
     def __post_init__(self) -> None:
-        self._graph, self._reference = nnx.split(self.policy.decoder)
+        decoder = self.policy.decoder
+        if self.config.lora_rank:
+            decoder = add_lora(
+                decoder,
+                rank=self.config.lora_rank,
+                alpha=self.config.lora_alpha,
+                targets=self.config.lora_targets.split(","),
+                key=jax.random.key(self.config.seed),
+            )
+        trained = LoraParam if self.config.lora_rank else nnx.Param
+        self._graph, start, *rest = nnx.split(decoder, trained, ...)
+        if self.mesh is not None:
+            start, rest = place(start, self.mesh), place(rest, self.mesh)
+        self._frozen = tuple(cast(part, self.config.update) for part in rest)
+        self._reference = cast(start, self.config.update)
+        self.policy = self.policy.with_decoder(self._decoder(self._reference))
         self._prompt_slots = self.policy.prompt_slots([t.prompt() for t in self.tasks])
         # A copy: the update donates its state's buffers, and the reference must outlive them.
-        params = jax.tree.map(lambda x: x.copy(), self._reference)
+        params = jax.tree.map(lambda x: x.copy(), start)
         self._state = init_state(params, self.config.update)
         self._sampler = EditSampler()
-        self._checkpoints = Checkpoints(self.run.checkpoints)
-        self.steps_done = 0
+        self._checkpoints = Checkpoints(self.checkpoints or self.run.checkpoints, self.hosts)
+        self.steps_done = self._saved = 0
 
     def resume(self) -> int:
         """Load the newest readable checkpoint and cut the logs back to it; returns the steps done."""
         restored = self._checkpoints.restore(self._state, self._sampler)
         if restored is not None:
             self.steps_done, self._state, self._sampler = restored
+        self._saved = self.steps_done
         self.run.cut_back(self.steps_done)
         return self.steps_done
 
     def decoder(self) -> Decoder:
-        """The decoder with its present parameters."""
-        return nnx.merge(self._graph, self._state.params)
+        """The decoder with its present parameters, in the numerics of the run."""
+        return self._decoder(cast(self._state.params, self.config.update))
+
+    def _decoder(self, params: nnx.State) -> Decoder:
+        return nnx.merge(self._graph, params, *self._frozen)
 
     async def train(self, progress: Progress) -> None:
-        """Run the remaining steps. Raises LemonError naming the step whose loss is not finite."""
-        while self.steps_done < self.config.steps:
-            metrics = await self._step(self.steps_done)
-            self.steps_done += 1
-            if self.steps_done % self.config.checkpoint_every == 0 or self.steps_done == self.config.steps:
-                self._checkpoints.save(self.steps_done, self._state, self._sampler)
-            progress.advance(1, **{name: metrics[name] for name in FACTS if name in metrics})
+        """Run the remaining steps, and leave with all saved.
+
+        Raises:
+            LemonError: the loss of a step, which is named, is not finite.
+            Preempted: a host was told to stop; what the last whole step left is saved.
+        """
+        try:
+            while self.steps_done < self.config.steps:
+                await self.hosts.check()
+                metrics = await self._step(self.steps_done)
+                self.steps_done += 1
+                if (
+                    self.steps_done % self.config.checkpoint_every == 0
+                    or self.steps_done == self.config.steps
+                ):
+                    self._save()
+                progress.advance(1, **{name: metrics[name] for name in FACTS if name in metrics})
+        except Preempted:
+            self._save()
+            self._checkpoints.wait()
+            raise
+        self._checkpoints.wait()
+
+    def _save(self) -> None:
+        if self._saved != self.steps_done:
+            self._checkpoints.save(self.steps_done, self._state, self._sampler)
+            self._saved = self.steps_done
 
     async def _step(self, step: int) -> dict[str, Any]:
         started = time.monotonic()
@@ -91,7 +145,8 @@ class Trainer:
             constrained=self.config.constrained,
         )
         sampled = time.monotonic()
-        outcome = await run_step(self.executor, self.config, step, tasks, rollouts, self._sampler)
+        share = partial(self.hosts.share, self.store)
+        outcome = await run_step(self.executor, self.config, step, tasks, rollouts, self._sampler, share)
         executed = time.monotonic()
         metrics = step_metrics(outcome, self.store, self._sampler, step, self.regret)
         metrics |= self._update(outcome, step)
@@ -122,16 +177,22 @@ class Trainer:
             prompt_slots=self._prompt_slots,
             pad_id=self.policy.tokenizer.pad_id,
         )
+        if self.scale.accumulate > 1:
+            batch = micro_batches(batch, self.scale.accumulate)
+        constraint = self.policy.constraint if self.config.constrained else None
         passes: list[dict[str, float]] = []
         for _ in range(self.config.updates_per_step):
-            self._state, values = update(
-                self._state,
-                self._reference,
-                batch,
-                self.policy.constraint if self.config.constrained else None,
-                graph=self._graph,
-                config=self.config.update,
-            )
+            with using(self._state.params):
+                self._state, values = update(
+                    self._state,
+                    self._reference,
+                    batch,
+                    constraint,
+                    frozen=self._frozen,
+                    graph=self._graph,
+                    config=self.config.update,
+                    remat=self.scale.remat,
+                )
             passes.append({name: float(value) for name, value in values.items()})
             bad = [name for name, value in passes[-1].items() if not np.isfinite(value)]
             if bad:
@@ -148,16 +209,21 @@ class Trainer:
         return metrics
 
     def save_policy(self, manifest: dict[str, Any]) -> Orchestrator:
-        """Write the trained policy into the run directory, in fp32, and return it."""
-        trained = Orchestrator(
-            self.decoder(),
-            self.policy.config,
-            self.policy.tokenizer,
-            max_prompt=self.policy.max_prompt,
-            max_new=self.policy.max_new,
-        )
-        trained.save(self.run.policy, manifest, dtype="float32")
-        return trained
+        """Write the trained policy into the run directory, in fp32, adapters merged; returns it as the run
+        computes."""
+        # On the host, whole: what the mesh holds in parts.
+        whole = self.policy.with_decoder(self._merged())
+        if self.hosts.first:
+            digest = {"params_sha256": params_sha256(whole.decoder)}
+            whole.save(self.run.policy, manifest | digest, dtype="float32")
+        return self.policy.with_decoder(self.decoder())
+
+    def _merged(self) -> Decoder:
+        params = fetch(self._state.params)
+        if not self.config.lora_rank:
+            return nnx.merge(self._graph, params, *self._frozen)
+        frozen = jax.tree.map(lambda x: x.astype(np.float32), fetch(self._frozen))
+        return merge_lora(nnx.merge(self._graph, params, *frozen))
 
     def close(self) -> None:
         self._checkpoints.close()

@@ -12,15 +12,16 @@ from flax import nnx
 from jaxtyping import Array
 
 from lemon_jax.model import Constraint, Decoder, completion_log_probs, trace
+from lemon_jax.model.sharding import constrain_tree, mesh_of, tree_shardings
 from lemon_jax.train import losses
 from lemon_jax.train.batch import UpdateBatch
 from lemon_jax.train.config import UpdateConfig
 
-SCORING_CHUNK = 32
+SCORING_CHUNK = 64
 
 
 class TrainState(NamedTuple):
-    """What training changes on the device: parameters and optimiser."""
+    """What training changes on the device: parameters (all of the policy, or its adapters) and optimiser."""
 
     params: nnx.State
     opt_state: Any
@@ -35,8 +36,34 @@ def optimizer(config: UpdateConfig) -> optax.GradientTransformation:
 
 
 def init_state(params: nnx.State, config: UpdateConfig) -> TrainState:
-    """A fresh optimiser for these parameters."""
-    return TrainState(params=params, opt_state=optimizer(config).init(params))
+    """A fresh optimiser for these parameters, its moments split like them."""
+    init, mesh = optimizer(config).init, mesh_of(params)
+    if mesh is not None:
+        init = jax.jit(init, out_shardings=tree_shardings(jax.eval_shape(init, params), mesh))
+    return TrainState(params=params, opt_state=init(params))
+
+
+def cast(params: nnx.State, config: UpdateConfig) -> nnx.State:
+    """The parameters as the decoder computes with them: in `compute_dtype`."""
+    return jax.tree.map(lambda x: x.astype(config.compute_dtype), params)
+
+
+class Weights(NamedTuple):
+    """What the losses of a step are divided by; of the whole step also where its parts are accumulated."""
+
+    policy: Array  # as `aggregation` counts
+    tokens: Array
+
+
+def loss_weights(batch: UpdateBatch, config: UpdateConfig, constraint: Constraint | None = None) -> Weights:
+    """The weights of a batch, or of micro-batches stacked along a first axis."""
+    steps, lengths_B = batch.completions_BxC.shape[-1], batch.lengths_B.reshape(-1)
+    mask_BxC = losses.token_mask(lengths_B, steps) & batch.kept_B.reshape(-1, 1)
+    if constraint is not None:
+        mask_BxC &= trace(constraint, batch.completions_BxC.reshape(-1, steps), lengths_B).free_BxC
+    nothing = jnp.zeros(mask_BxC.shape, jnp.float32)
+    counted = losses.aggregate(nothing, mask_BxC, config.aggregation)
+    return Weights(policy=counted.weight, tokens=jnp.sum(mask_BxC.astype(jnp.float32)))
 
 
 def span_scores(
@@ -73,12 +100,37 @@ def _policy_loss(
     return losses.truncated_policy_gradient(*given, truncate=config.truncate)
 
 
+def _credit(
+    log_probs_BxC: Array,
+    edited_KxC: Array,
+    batch: UpdateBatch,
+    config: UpdateConfig,
+    free_BxC: Array | None,
+    edited_free_KxC: Array | None,
+) -> losses.Sum:
+    """The counterfactual loss of the step's edits, before its division."""
+    original_K, edited_K = span_scores(
+        log_probs_BxC,
+        edited_KxC,
+        batch,
+        normalise=config.normalise_spans,
+        free_BxC=free_BxC,
+        edited_free_KxC=edited_free_KxC,
+    )
+    if config.counterfactual_form == "preference":
+        return losses.counterfactual(original_K, edited_K, batch.contrast_K, batch.weight_K, tau=config.tau)
+    return losses.counterfactual_gradient(original_K, batch.contrast_K, batch.weight_K)
+
+
 def total_loss(
     decoder: Decoder,
     reference: Decoder,
     batch: UpdateBatch,
     config: UpdateConfig,
     constraint: Constraint | None = None,
+    weights: Weights | None = None,
+    *,
+    remat: bool = False,
 ) -> tuple[Array, dict[str, Array]]:
     """L = L_GRPO + kl * KL(pi || pi_ref) + counterfactual * L_CF, and the metrics of the step.
 
@@ -88,8 +140,10 @@ def total_loss(
 
     Rollouts and edited specs are scored in one pass, in the layout that sampled them. With a `constraint`
     they are scored over the support that it left when they were sampled; tokens without alternative have no
-    loss and are counted nowhere.
+    loss and are counted nowhere. Of a micro-batch, with the `weights` of the whole step, this is its share of
+    the step's loss and metrics: they add up, but for `sampling_gap`, which is a maximum.
     """
+    weights = weights or loss_weights(batch, config, constraint)
     num_rollouts = batch.completions_BxC.shape[0]
     rows = (
         jnp.concatenate([batch.prompts_BxP, batch.prompts_BxP[batch.source_K]]),
@@ -97,7 +151,7 @@ def total_loss(
         jnp.concatenate([batch.completions_BxC, batch.edited_completions_KxC]),
         jnp.concatenate([batch.lengths_B, batch.edited_lengths_K]),
     )
-    score = partial(completion_log_probs, temperature=config.temperature, chunk=SCORING_CHUNK)
+    score = partial(completion_log_probs, temperature=config.temperature, chunk=SCORING_CHUNK, remat=remat)
     support = None if constraint is None else trace(constraint, rows[2], rows[3])
     all_log_probs, all_entropy = score(decoder, *rows, trace=support)
     log_probs_BxC = all_log_probs[:num_rollouts]
@@ -108,8 +162,8 @@ def total_loss(
         free, edited_free = support.free_BxC[:num_rollouts], support.free_BxC[num_rollouts:]
         mask_BxC = mask_BxC & free
     per_token, was_clipped = _policy_loss(log_probs_BxC, batch, mask_BxC, config)
-    policy = losses.aggregate(per_token, mask_BxC, config.aggregation)
-    tokens = jnp.sum(mask_BxC.astype(jnp.float32))
+    policy = losses.Sum(losses.aggregate(per_token, mask_BxC, config.aggregation).total, weights.policy)
+    tokens = weights.tokens
     kl = losses.Sum(jnp.float32(0), jnp.float32(1))
     if config.kl:
         own = None if support is None else support.first(num_rollouts)
@@ -117,19 +171,8 @@ def total_loss(
         estimate = losses.kl_to_reference(
             log_probs_BxC, ref_log_probs_BxC, mask_BxC, estimator=config.kl_estimator
         )
-        kl = losses.aggregate(estimate, mask_BxC, config.aggregation)
-    original_K, edited_K = span_scores(
-        log_probs_BxC,
-        all_log_probs[num_rollouts:],
-        batch,
-        normalise=config.normalise_spans,
-        free_BxC=free,
-        edited_free_KxC=edited_free,
-    )
-    if config.counterfactual_form == "preference":
-        spans = losses.counterfactual(original_K, edited_K, batch.contrast_K, batch.weight_K, tau=config.tau)
-    else:
-        spans = losses.counterfactual_gradient(original_K, batch.contrast_K, batch.weight_K)
+        kl = losses.Sum(losses.aggregate(estimate, mask_BxC, config.aggregation).total, weights.policy)
+    spans = _credit(log_probs_BxC, all_log_probs[num_rollouts:], batch, config, free, edited_free)
     loss_cf = losses.Sum(spans.total, tokens).mean()
     loss = policy.mean() + config.kl * kl.mean() + config.counterfactual * loss_cf
     entropy = jnp.sum(jnp.where(mask_BxC, all_entropy[:num_rollouts], 0.0))
@@ -147,22 +190,52 @@ def total_loss(
     return loss, metrics
 
 
-@partial(jax.jit, static_argnames=("graph", "config"), donate_argnames=("state",))
+@partial(jax.jit, static_argnames=("graph", "config", "remat"), donate_argnames=("state",))
 def update(
     state: TrainState,
     reference: nnx.State,
     batch: UpdateBatch,
     constraint: Constraint | None = None,
     *,
+    frozen: tuple[nnx.State, ...] = (),
     graph: nnx.GraphDef,
     config: UpdateConfig,
+    remat: bool = False,
 ) -> tuple[TrainState, dict[str, Array]]:
-    """The state after one step of Adam on `total_loss`, and the step's metrics."""
+    """The state after one step of Adam on `total_loss`, and the step's metrics.
 
-    def loss_fn(params: nnx.State) -> tuple[Array, dict[str, Array]]:
-        return total_loss(nnx.merge(graph, params), nnx.merge(graph, reference), batch, config, constraint)
+    A batch of `batch.micro_batches` is accumulated: one decoder pass a micro-batch, one step of Adam. What
+    policy and reference share, and nothing trains, is `frozen`, in the dtype it is computed with.
+    """
 
-    (_, metrics), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params)
+    def loss_fn(
+        params: nnx.State, batch: UpdateBatch, weights: Weights | None
+    ) -> tuple[Array, dict[str, Array]]:
+        decoder = nnx.merge(graph, cast(params, config), *frozen)
+        start = nnx.merge(graph, reference, *frozen)
+        return total_loss(decoder, start, batch, config, constraint, weights, remat=remat)
+
+    gradient = jax.value_and_grad(loss_fn, has_aux=True)
+    if batch.completions_BxC.ndim == 2:
+        (_, metrics), grads = gradient(state.params, batch, None)
+    else:
+        weights = loss_weights(batch, config, constraint)
+        grads, metrics = _accumulate(partial(gradient, state.params), state.params, batch, weights)
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
     metrics["grad_norm"] = optax.tree.norm(grads)
-    return TrainState(params=optax.apply_updates(state.params, updates), opt_state=opt_state), metrics
+    stepped = TrainState(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
+    return constrain_tree(stepped), metrics
+
+
+def _accumulate(
+    gradient: Any, params: nnx.State, batches: UpdateBatch, weights: Weights
+) -> tuple[nnx.State, dict[str, Array]]:
+    """Gradients and metrics of a step from those of its micro-batches, one after the other."""
+
+    def add(total: nnx.State, batch: UpdateBatch) -> tuple[nnx.State, dict[str, Array]]:
+        (_, metrics), grads = gradient(batch, weights)
+        return constrain_tree(jax.tree.map(jnp.add, total, grads)), metrics
+
+    grads, each = jax.lax.scan(add, constrain_tree(jax.tree.map(jnp.zeros_like, params)), batches)
+    metrics = {name: jnp.sum(values) for name, values in each.items()}
+    return grads, metrics | {"sampling_gap": jnp.max(each["sampling_gap"])}

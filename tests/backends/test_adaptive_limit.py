@@ -6,24 +6,29 @@ import asyncio
 import random
 import time
 from collections import Counter
-from contextlib import AsyncExitStack
 from dataclasses import replace
 
 import pytest
 from fault_server import chat
 from test_openai_backend import REQUEST, ask
 
-from lemon_jax.backends.concurrency import AdaptiveLimit
+from lemon_jax.backends.concurrency import AdaptiveLimit, Places
+
+
+def one_server(ceiling: int) -> tuple[AdaptiveLimit, Places]:
+    limit = AdaptiveLimit(ceiling)
+    return limit, Places([limit])
 
 
 def after(events: str, ceiling: int = 16) -> int:
     """The limit after a call each that succeeds ("s") or is refused ("r"), one after another."""
 
     async def play() -> int:
-        limit = AdaptiveLimit(ceiling)
+        limit, places = one_server(ceiling)
         for event in events:
-            async with limit.turn() as turn:
-                turn.succeeded() if event == "s" else turn.overloaded()
+            place = await places.enter()
+            place.succeeded() if event == "s" else place.overloaded()
+            place.leave()
         return limit.limit
 
     return asyncio.run(play())
@@ -53,44 +58,32 @@ def test_halves_and_grows(events, limit):
 
 def test_a_burst_of_refusals_is_one_cut():
     async def play():
-        limit = AdaptiveLimit(16)
-        async with asyncio.TaskGroup() as group:
-            sent = asyncio.Event()
+        limit, places = one_server(16)
+        cuts = [place.overloaded() for place in [await places.enter() for _ in range(16)]]
+        return limit.limit, cuts
 
-            async def refused():
-                async with limit.turn() as turn:
-                    await sent.wait()
-                    turn.overloaded()
-
-            for _ in range(16):
-                group.create_task(refused())
-            await asyncio.sleep(0)
-            sent.set()
-        return limit.limit
-
-    assert asyncio.run(play()) == 8
+    assert asyncio.run(play()) == (8, [True] + [False] * 15)
 
 
 def test_successes_of_calls_sent_before_a_cut_do_not_raise_the_limit():
     async def play():
-        limit, limits = AdaptiveLimit(16), []
-        async with AsyncExitStack() as stack:
-            early = [await stack.enter_async_context(limit.turn()) for _ in range(16)]
-            early[0].overloaded()
-            for turn in early[1:]:
-                turn.succeeded()
-            limits.append(limit.limit)
-            for turn in early[:9]:
-                turn.leave()
-            late = await stack.enter_async_context(limit.turn())
-            for _ in range(8):
-                late.succeeded()
-            limits.append(limit.limit)
-            # One that took its place anew is sent after the cut.
-            await early[0].resume()
-            for _ in range(9):
-                early[0].succeeded()
-            limits.append(limit.limit)
+        (limit, places), limits = one_server(16), []
+        early = [await places.enter() for _ in range(16)]
+        early[0].overloaded()
+        for place in early[1:]:
+            place.succeeded()
+        limits.append(limit.limit)
+        for place in early[:9]:
+            place.leave()
+        late = await places.enter()
+        for _ in range(8):
+            late.succeeded()
+        limits.append(limit.limit)
+        # One that took its place anew is sent after the cut.
+        again = await places.enter(again=True)
+        for _ in range(9):
+            again.succeeded()
+        limits.append(limit.limit)
         return limits
 
     assert asyncio.run(play()) == [8, 9, 10]
@@ -98,16 +91,17 @@ def test_successes_of_calls_sent_before_a_cut_do_not_raise_the_limit():
 
 def test_another_place_is_taken_only_where_one_is_free():
     async def play():
-        limit = AdaptiveLimit(4)
-        async with limit.turn() as a, limit.turn() as b:
-            a.overloaded()  # four become two, and both are taken
-            assert not a.another()
-            b.leave()
-            assert a.another()
-            assert (limit._open, b.another()) == (2, False)
-            await a.pause(0, kept=1)  # one of its attempts goes on
-            assert (limit._open, b.another()) == (1, True)
-        assert limit._open == 0
+        limit, places = one_server(4)
+        a, b = await places.enter(), await places.enter()
+        a.overloaded()  # four become two, and both are taken
+        assert places.enter_now() is None
+        b.leave()
+        c = places.enter_now()
+        assert c is not None
+        assert (limit.open, places.enter_now()) == (2, None)
+        a.leave()
+        c.leave()
+        assert limit.open == 0
 
     asyncio.run(play())
 
@@ -132,22 +126,25 @@ class Server:
 
 def flood(room: int, calls: int, ceiling: int = 16) -> tuple[Server, list[int]]:
     """The server after that many calls, all begun together; and the limit whenever one was answered."""
-    server, limit, limits = Server(room), AdaptiveLimit(ceiling), []
+    server, (limit, places), limits = Server(room), one_server(ceiling), []
 
     async def one(turns: int) -> None:
-        async with limit.turn() as turn:
-            while not await server.call(turns):
-                turn.overloaded()
-                await turn.pause(0)
-            turn.succeeded()
-            limits.append(limit.limit)
+        place = await places.enter()
+        while not await server.call(turns):
+            place.overloaded()
+            place.leave()
+            await asyncio.sleep(0)
+            place = await places.enter(again=True)
+        place.succeeded()
+        place.leave()
+        limits.append(limit.limit)
 
     async def play() -> None:
         rng = random.Random(room)
         await asyncio.gather(*(one(rng.randint(2, 9)) for _ in range(calls)))
 
     asyncio.run(play())
-    assert server.open == limit._open == 0
+    assert server.open == limit.open == 0
     return server, limits
 
 
@@ -169,23 +166,22 @@ def test_finds_the_room_of_a_server(room):
 
 def test_those_who_wait_may_be_cancelled_at_any_moment():
     async def play(seed: int) -> None:
-        rng, limit = random.Random(seed), AdaptiveLimit(3)
+        rng, (limit, places) = random.Random(seed), one_server(3)
         open_now = 0
 
         async def one() -> None:
             nonlocal open_now
-            async with limit.turn() as turn:
-                for _ in range(rng.randint(1, 3)):
-                    open_now += 1
-                    assert open_now <= 3
-                    try:
-                        await asyncio.sleep(0)
-                        if rng.random() < 0.3:
-                            turn.overloaded()
-                    finally:
-                        open_now -= 1
-                    await turn.pause(0)
-                turn.succeeded()
+            for attempt in range(rng.randint(1, 3)):
+                place = await places.enter(again=attempt > 0)
+                open_now += 1
+                assert open_now <= 3
+                try:
+                    await asyncio.sleep(0)
+                    place.overloaded() if rng.random() < 0.3 else place.succeeded()
+                finally:
+                    open_now -= 1
+                    place.leave()
+                await asyncio.sleep(0)
 
         tasks = [asyncio.create_task(one()) for _ in range(40)]
         while not all(task.done() for task in tasks):
@@ -194,10 +190,10 @@ def test_those_who_wait_may_be_cancelled_at_any_moment():
                 rng.choice(tasks).cancel()
         failed = [t for t in tasks if not t.cancelled() and t.exception()]
         assert not failed
-        assert limit._open == 0
+        assert limit.open == 0
         # Nothing is left in the queues: the places are all free.
-        async with asyncio.timeout(1), limit.turn():
-            pass
+        async with asyncio.timeout(1):
+            (await places.enter()).leave()
 
     for seed in range(30):
         asyncio.run(play(seed))
@@ -205,16 +201,19 @@ def test_those_who_wait_may_be_cancelled_at_any_moment():
 
 def test_refused_calls_go_before_new_ones():
     async def play():
-        limit, order = AdaptiveLimit(1), []
+        (_, places), order = one_server(1), []
 
         async def one(name: str, refusals: int) -> None:
-            async with limit.turn() as turn:
-                for _ in range(refusals):
-                    order.append(f"{name} refused")
-                    await turn.pause(0)
-                for _ in range(5):
-                    await asyncio.sleep(0)
-                order.append(f"{name} done")
+            place = await places.enter()
+            for _ in range(refusals):
+                order.append(f"{name} refused")
+                place.leave()
+                await asyncio.sleep(0)
+                place = await places.enter(again=True)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            order.append(f"{name} done")
+            place.leave()
 
         await asyncio.gather(one("a", 1), one("b", 0), one("c", 0))
         return order

@@ -9,6 +9,7 @@ from lemon_jax.backends import parse_worker_file
 from lemon_jax.backends.worker_keys import _KEYS
 from lemon_jax.spec import ROLES, dump, parse_strict
 
+CAPACITIES = "".join(f'[capacities.{c}]\nmodel = "m"\nprice = 1\n' for c in ("small", "medium", "large"))
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 
@@ -37,8 +38,10 @@ def test_the_example_spec_is_canonical():
 def test_worker_examples_are_valid_and_every_key_is_described():
     text = read("workers.md")
     examples = blocks(text, "toml")
-    assert len(examples) == 2
+    assert len(examples) == 3
     for example in examples:
+        if "[models" not in example:  # one key of a model
+            example = f'[models.m]\nbackend = "openai"\nmodel = "m"\n{example}{CAPACITIES}'
         parse_worker_file(example, source="docs/workers.md", folder=DOCS)
     kinds = ("openai", "embedded", "simulated", "capacity")
     assert all(f"`{key}`" in text for kind in kinds for key in _KEYS[kind])
@@ -49,7 +52,7 @@ def test_the_map_names_every_module():
     modules = {p.name for p in (ROOT / "lemon_jax").rglob("*.py")} - {"__init__.py"}
     assert {name for name in modules if f"`{name}`" not in text} == set()
     named = set(re.findall(r"`([a-z_]+\.py)`", text))
-    assert named <= modules | {p.name for p in (ROOT / "experiments").glob("*.py")}
+    assert named <= modules | {p.name for p in (ROOT / "experiments").rglob("*.py")}
 
 
 @pytest.mark.parametrize("path", [*DOCS.glob("*.md"), ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"])

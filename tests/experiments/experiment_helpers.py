@@ -76,9 +76,8 @@ def child_environment(cache: Path, compiled: Path) -> dict[str, str]:
 def start(name: str, *argv: object, env: dict[str, str], **options: Any) -> subprocess.Popen[str]:
     """`python experiments/<name>.py argv` in a process of its own."""
     command = [sys.executable, str(ROOT / "experiments" / f"{name}.py"), *map(str, argv)]
-    return subprocess.Popen(
-        command, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **options
-    )
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen(command, env=env, text=True, **pipes | options)
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:

@@ -202,7 +202,8 @@ def test_help_explains_every_flag_on_one_line_with_its_default(capsys, monkeypat
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
     flags = "bench protocol preset workers policy steps tasks-per-step group eval-tasks baselines best-fixed"
     flags += " search-tokens seed out resume data constrained no-counterfactual fresh accept-isolation"
-    flags += " allow-unsandboxed"
+    flags += " allow-unsandboxed mesh accumulate remat compute-dtype checkpoint-dir distributed coordinator"
+    flags += " num-processes process-id"
     assert [line.split()[0] for line in lines] == [f"--{flag}" for flag in flags.split()]
     assert all(re.search(r"\S \(.+\)$", line) for line in lines)
 
@@ -228,16 +229,21 @@ def interrupt(argv, number, awaited, env):
     return process.returncode, out, err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_run_says_so_and_can_be_continued(number, policy_folder, child_env, tmp_path):
+@pytest.mark.parametrize(("number", "expected"), [(signal.SIGINT, 130), (signal.SIGTERM, 75)])
+def test_an_interrupted_run_says_so_and_can_be_continued(
+    number, expected, policy_folder, child_env, tmp_path
+):
     run = tmp_path / "run"
     argv = ["--bench", "multiarith", "--policy", policy_folder, "--out", run, *SMALL, "--steps", 100_000]
     code, out, err = interrupt(argv, number, run / "metrics.jsonl", child_env)
-    assert code == 130, err
-    assert err.splitlines()[-1].startswith("interrupted; ")
+    assert code == expected, err
+    says = {130: "interrupted; ", 75: f"stopped by SIGTERM: continue with --resume {run}"}
+    assert err.splitlines()[-1].startswith(says[expected])
     assert "Traceback" not in err + out
     metrics = json_lines(run / "metrics.jsonl")
     assert [row["step"] for row in metrics] == list(range(len(metrics)))
+    if number == signal.SIGTERM:  # the last whole step is saved, whatever checkpoint_every says
+        assert max(int(p.name) for p in (run / "checkpoints").iterdir()) == len(metrics)
     assert not (run / "summary.json").exists()
     manifest = load_run(run).manifest
     assert all(manifest["config"][k] == v for k, v in (("steps", 100_000), ("workers", "scripted")))

@@ -12,7 +12,8 @@ from flax import nnx
 
 from lemon_jax.errors import LemonError
 from lemon_jax.model import PRESETS, Decoder
-from lemon_jax.train.checkpoint import KEEP, Checkpoints
+from lemon_jax.model.sharding import make_mesh, place, tree_shardings
+from lemon_jax.train.checkpoint import KEEP, Checkpoints, folder_of
 from lemon_jax.train.config import UpdateConfig
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.update import init_state
@@ -176,3 +177,52 @@ def test_another_dtype_is_refused_and_not_rounded(saved, start):
     rounded = jax.tree.map(lambda x: x.astype(jnp.bfloat16) if x.dtype == jnp.float32 else x, start)
     with pytest.raises(LemonError, match="has dtype float32, expected bfloat16"):
         _restore(saved, rounded)
+
+
+def test_what_a_save_began_with_is_kept_whatever_happens_to_the_state_meanwhile(tmp_path, start):
+    """The next update writes into the buffers of this state while the save goes on."""
+    state = _state(start, 1)
+    overwrite = jax.jit(lambda tree: jax.tree.map(lambda x: x * 0, tree), donate_argnums=0)
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, state, SAMPLER)
+    jax.block_until_ready(overwrite(state))
+    checkpoints.close()
+    _assert_equal(_restore(tmp_path, start)[1], _state(start, 1))
+
+
+def test_saves_that_come_faster_than_they_are_written_are_all_written(tmp_path, start):
+    checkpoints = Checkpoints(tmp_path)
+    for step in range(1, 6):
+        checkpoints.save(step, _state(start, step), SAMPLER)
+    checkpoints.wait()
+    assert sorted(p.name for p in tmp_path.iterdir() if p.name.isdigit()) == ["4", "5"]
+    checkpoints.close()
+
+
+def test_what_eight_devices_saved_is_read_on_four_and_on_one(tmp_path, start):
+    expected = _state(start, 1)
+    meshes = [
+        make_mesh(fsdp=4, tensor=2),
+        make_mesh(data=2, fsdp=2, devices=jax.devices()[:4]),
+        None,
+    ]
+    like = [start if mesh is None else place(start, mesh) for mesh in meshes]
+    state = place(expected, meshes[0])
+    for step, template in enumerate(like, start=1):
+        checkpoints = Checkpoints(tmp_path)
+        checkpoints.save(step, state, SAMPLER)
+        checkpoints.close()
+        done, state, _ = _restore(tmp_path, template)
+        assert done == step
+        _assert_equal(state, expected)
+        assert [x.sharding for x in jax.tree.leaves(state)] == [x.sharding for x in jax.tree.leaves(template)]
+    assert jax.tree.leaves(like[1])[0].sharding == jax.tree.leaves(tree_shardings(start, meshes[1]))[0]
+
+
+def test_addresses_stay_as_they_are_and_local_folders_become_absolute(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    bucket = folder_of("gs://bucket/runs/one")
+    assert str(bucket) == "gs://bucket/runs/one"
+    assert str(bucket / "5") == "gs://bucket/runs/one/5"
+    assert str(folder_of(Path("runs"))) == str(tmp_path / "runs")
+    assert str(folder_of("runs/../other")) == str(tmp_path / "other")
