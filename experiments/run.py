@@ -72,7 +72,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, metavar="RUN_DIR", help="run directory (runs/<bench>-<preset>-s<seed>-<time>)")
     add("--resume", type=Path, default=None, metavar="RUN_DIR", help="continue a run that was stopped (off)")
     add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
-    add("--constrained", action="store_true", help="sample specs within the spec language: all valid (off)")
+    add("--constrained", action="store_true", help="write valid specs only: docs/grammar.md (off)")
     add("--no-counterfactual", action="store_true", help="train by GRPO alone (off)")
     add("--fresh", action="store_true", help="ignore the shipped recordings of worker calls (off)")
     add("--accept-isolation", metavar="LEVEL", help="lowest for an answer's code (namespaces+seccomp)")
