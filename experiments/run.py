@@ -59,7 +59,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add(
         "--policy",
         metavar="POLICY",
-        help="policy to start from: a folder, or a name in checkpoints/ (warmstart)",
+        help="policy: folder, name in checkpoints/, hub folder or .gguf (warmstart)",
     )
     add("--steps", type=int, metavar="N", help="steps; 0 evaluates only (default preset: 15, aqua 12)")
     add("--tasks-per-step", type=int, metavar="N", help="tasks a step (default preset: 4, aqua 2)")
@@ -77,6 +77,8 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--fresh", action="store_true", help="ignore the shipped recordings of worker calls (off)")
     add("--accept-isolation", metavar="LEVEL", help="lowest for an answer's code (namespaces+seccomp)")
     add("--allow-unsandboxed", action="store_true", help="run programs without an isolating kernel (off)")
+    add("--lora-rank", type=int, metavar="N", help="train low-rank adapters of rank N alone (0: all weights)")
+    add("--lora-targets", metavar="NAMES", help="matrices that have adapters (q,k,v,o,gate,up,down)")
     add("--mesh", metavar="SIZES", help="devices, such as data=1,fsdp=8,tensor=1 (one; distributed: fsdp)")
     add("--accumulate", type=int, metavar="N", help="parts an update goes through the policy in (1)")
     add("--remat", action="store_true", help="recompute activations: less memory, more time (off)")
@@ -311,7 +313,7 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[str,
     from lemon_jax.train.run_dir import RunDir
 
     names = ["workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed"]
-    names += ["baselines", "search_tokens", "protocol", "accept_isolation"]
+    names += ["baselines", "search_tokens", "protocol", "accept_isolation", "lora_rank", "lora_targets"]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     given |= {"best_fixed": True} if args.best_fixed else {}
     given |= {"constrained": True} if args.constrained else {}

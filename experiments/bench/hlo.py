@@ -19,7 +19,8 @@ _BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
 _SHAPE = re.compile(r"(pred|token|opaque|bf16|[suf](\d+)(?:e\w+)?)\[([\d,]*)\](?:\{[^}]*\})?")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^\n]*)$")
 _CALLED = re.compile(
-    r"(?:calls|to_apply|body|condition|called_computations|branch_computations)=\{?(%[^,}\s]+(?:, ?%[^,}\s]+)*)"
+    r"(?:calls|to_apply|body|condition|called_computations|branch_computations)="
+    r"\{?(%[^,}\s]+(?:, ?%[^,}\s]+)*)"
 )
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _FREE = {
@@ -47,8 +48,9 @@ class Instruction:
 
 @dataclass
 class Traffic:
-    """Per chip and run of the program, in bytes. `received` by kind of collective; `memory` is an estimate: what
-    every instruction reads from and writes to the chip's main memory, as if nothing stayed on chip between."""
+    """Per chip and run of the program, in bytes. `received` by kind of collective; `memory` is an estimate:
+    what every instruction reads from and writes to the chip's main memory, but for what the compiler placed
+    in the fast one."""
 
     received: dict[str, float] = field(default_factory=dict)
     memory: float = 0.0
@@ -74,7 +76,7 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def size_of(shape: str, *, main_memory: bool = False) -> float:
-    """Bytes of a shape or a tuple of shapes; with `main_memory`, without what lies in a chip's fast memory (S(1))."""
+    """Bytes of a shape or a tuple of shapes; with `main_memory`, without what lies in fast memory, S(1)."""
     total = 0.0
     for found in _SHAPE.finditer(shape):
         if main_memory and "S(" in found[0]:
@@ -85,7 +87,7 @@ def size_of(shape: str, *, main_memory: bool = False) -> float:
 
 
 def traffic(text: str, chips: int, *, open_trips: int = 1) -> Traffic:
-    """Collectives and memory traffic of a compiled program. `open_trips`: of loops without a constant bound."""
+    """Collectives and memory traffic of a program. `open_trips`: of loops without a constant bound."""
     computations, entry = parse(text)
     runs = _runs(computations, entry, open_trips)
     total = Traffic()
@@ -175,6 +177,8 @@ def _called(one: Instruction) -> Iterator[str]:
 
 
 def _trips(loop: Instruction, computations: dict[str, list[Instruction]], open_trips: int) -> int:
+    if known := re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.rest):
+        return int(known[1])
     found = re.search(r"condition=%([\w.\-]+)", loop.rest)
     condition = computations.get(found[1], []) if found else []
     constants = {one.name: one.rest for one in condition if one.opcode == "constant"}

@@ -102,8 +102,8 @@ class TokenIds:
             facts["eos_ids"] = tuple(facts["eos_ids"])
             numbers = [facts["vocab_size"], facts["pad_id"], *facts["eos_ids"]]
             numbers += [] if facts["bos_id"] is None else [facts["bos_id"]]
-            if any(type(n) is not int for n in numbers):
-                raise ValueError(f"ids {numbers}")
+            if any(type(number) is not int for number in numbers):
+                raise ValueError(f"found {numbers!s:.60}")
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise LemonError(
                 f"{path}: expected vocab_size, pad_id, bos_id and eos_ids ({error}); restore the folder"

@@ -21,7 +21,7 @@ SCORING_CHUNK = 64
 
 
 class TrainState(NamedTuple):
-    """What training changes on the device: parameters and optimiser."""
+    """What training changes on the device: parameters (all of the policy, or its adapters) and optimiser."""
 
     params: nnx.State
     opt_state: Any
@@ -197,22 +197,23 @@ def update(
     batch: UpdateBatch,
     constraint: Constraint | None = None,
     *,
+    frozen: tuple[nnx.State, ...] = (),
     graph: nnx.GraphDef,
     config: UpdateConfig,
     remat: bool = False,
 ) -> tuple[TrainState, dict[str, Array]]:
     """The state after one step of Adam on `total_loss`, and the step's metrics.
 
-    A batch of `batch.micro_batches` is accumulated: one decoder pass a micro-batch, one step of Adam.
+    A batch of `batch.micro_batches` is accumulated: one decoder pass a micro-batch, one step of Adam. What
+    policy and reference share, and nothing trains, is `frozen`, in the dtype it is computed with.
     """
 
     def loss_fn(
         params: nnx.State, batch: UpdateBatch, weights: Weights | None
     ) -> tuple[Array, dict[str, Array]]:
-        decoder = nnx.merge(graph, cast(params, config))
-        return total_loss(
-            decoder, nnx.merge(graph, reference), batch, config, constraint, weights, remat=remat
-        )
+        decoder = nnx.merge(graph, cast(params, config), *frozen)
+        start = nnx.merge(graph, reference, *frozen)
+        return total_loss(decoder, start, batch, config, constraint, weights, remat=remat)
 
     gradient = jax.value_and_grad(loss_fn, has_aux=True)
     if batch.completions_BxC.ndim == 2:
