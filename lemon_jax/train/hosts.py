@@ -222,7 +222,8 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
     # Its handler would take SIGTERM away from ours, which stops a step that is under way.
     jax.config.update("jax_enable_preemption_service", False)
     try:
-        jax.distributed.initialize(coordinator, num_processes, process_id)
+        # Who ends early waits for the others no longer than that they would take to notice.
+        jax.distributed.initialize(coordinator, num_processes, process_id, shutdown_timeout_seconds=120)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise LemonError(
