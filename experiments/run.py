@@ -386,8 +386,8 @@ def _check_same(earlier: dict[str, Any], now: dict[str, Any]) -> None:
     """A resumed run must find what the first one started with. Raises LemonError naming what differs."""
     from lemon_jax.errors import LemonError
 
-    parts = ("policy_sha256", "tokenizer_sha256", "data", "workers")
-    changed = [name for name in parts if earlier.get(name) != now[name]]
+    parts = ("policy_sha256", "tokenizer_sha256", "chat_template_sha256", "data", "workers")
+    changed = [name for name in parts if earlier.get(name) != now.get(name)]
     if changed:
         raise LemonError(
             f"cannot resume: {', '.join(changed)} differ from the run's manifest; restore what the run was "

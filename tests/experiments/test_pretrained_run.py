@@ -40,6 +40,8 @@ def test_a_pretrained_model_is_trained_and_read_again(hub_folder, tmp_path, caps
     assert after.config == before.config
     manifest = json.loads((tmp_path / "run" / "policy" / "manifest.json").read_text())
     assert (manifest["prompt"], manifest["steps"]) == ("chat", 2)
+    of_run = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert of_run["chat_template_sha256"] == manifest["chat_template_sha256"] == before.chat.sha256
 
 
 def test_the_warm_start_begins_from_a_pretrained_model(hub_folder, tmp_path, monkeypatch, capsys):
