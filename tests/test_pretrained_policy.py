@@ -8,14 +8,16 @@ import gguf
 import jax
 import numpy as np
 import pytest
-from policy_helpers import LEARNED, TASKS, rollout
+from flax import nnx
+from policy_helpers import LEARNED, TASKS, make_tokenizer, rollout
 from pretrained_policy_helpers import CHATML, write_hub_model
 from small_tokenizers import gguf_values
 
 from lemon_jax.errors import LemonError
-from lemon_jax.model import named_params, params_sha256
+from lemon_jax.model import PRESETS, Decoder, named_params, params_sha256
 from lemon_jax.model.chat_template import ChatTemplate
 from lemon_jax.model.families import places, to_file
+from lemon_jax.model.hub_save import save_pretrained
 from lemon_jax.orchestrator import MANIFEST_FILE, SEPARATOR, Orchestrator
 from lemon_jax.policy_prompt import ChatPrompt, shortened
 from lemon_jax.spec import applicable, dump, explain, parse
@@ -178,6 +180,30 @@ def test_a_hub_folder_that_is_not_whole(hub_folder, tmp_path, name, data, messag
     assert message in str(fault.value)
     assert str(folder) in str(fault.value)
     assert "\n" not in str(fault.value)
+
+
+def test_a_folder_with_a_sentencepiece_model(tmp_path):
+    model = make_tokenizer()
+    config = replace(PRESETS["tiny"], vocab_size=model.vocab_size + 3)  # three rows that no piece has
+    folder = tmp_path / "llama"
+    save_pretrained(folder, Decoder(config, rngs=nnx.Rngs(0)), config, max_positions=2048)
+    (folder / "tokenizer.model").write_bytes(model.proto)
+    template = (
+        "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{{ eos_token }}{% endfor %}"
+    )
+    facts = {"bos_token": "<s>", "eos_token": {"content": "</s>"}, "chat_template": template}
+    (folder / "tokenizer_config.json").write_text(json.dumps(facts))
+    policy = Orchestrator.load(folder)
+    assert (policy.tokenizer.bos_id, policy.tokenizer.eos_ids) == (model.bos_id, (model.eos_id,))
+    policy.max_prompt = 2048
+    ids = policy.prompt_ids(TEXT + "</s>")
+    assert [i for i in ids if i in (model.bos_id, model.eos_id)] == [model.bos_id, model.eos_id, model.eos_id]
+    assert policy.tokenizer.decode(ids) == f"[system] {explain()}[user] {TEXT}</s>"
+    assert policy.tokenizer.decode([config.vocab_size - 1, *model.encode("a")]) == "a"
+    policy.save(tmp_path / "saved", {}, dtype="float32")
+    again = Orchestrator.load(tmp_path / "saved")
+    assert again.prompt_ids(TEXT) == policy.prompt_ids(TEXT)
+    assert again.tokenizer.sha256 == policy.tokenizer.sha256 != model.sha256
 
 
 def test_named_templates_and_files_of_their_own(hub_folder, policy, tmp_path):
