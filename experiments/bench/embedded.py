@@ -45,7 +45,7 @@ class Heard:
         self.asked += requests
         async for index, reply in self.inner.generate(requests):
             if reply.error:
-                raise SystemExit(f"a worker call failed: {reply.error}")
+                raise RuntimeError(f"a worker call failed: {reply.error}")
             self.generated += reply.generated_tokens or 0
             yield index, reply
 

@@ -67,6 +67,11 @@ class GgufFile:
             out[start : start + step] = numbers.astype(dtype)
         return out.reshape(tensor.shape)
 
+    def let_go(self) -> None:
+        """Give the memory back that holds what was read of the file, until it is read again."""
+        if hasattr(mmap, "MADV_DONTNEED"):  # not on every system
+            self._data.madvise(mmap.MADV_DONTNEED)
+
     def _parse(self) -> None:
         if (magic := bytes(self._data[:4])) != b"GGUF":
             raise self._fault(f"it begins with {magic!r}, expected b'GGUF'")

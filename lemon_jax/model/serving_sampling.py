@@ -23,14 +23,23 @@ def draw_tokens(
     Draws are limited as TOP_K, TOP_P and MIN_P say, on the probabilities at temperature 1. The random number
     is a function of the slot's seed (uint32) and of how many tokens its request has drawn, nothing else.
     """
-    likeliest_S = top_tokens(logits_SxV, 1)[1][:, 0]
+    top_SxN, ids_SxN = top_tokens(logits_SxV, TOP_K)
+    p_SxN = jax.nn.softmax(top_SxN, axis=-1)
+    before_SxN = jnp.cumsum(p_SxN, axis=-1) - p_SxN
+    kept_SxN = (before_SxN < TOP_P) & (p_SxN >= MIN_P * p_SxN[:, :1])
+    divisor_S = jnp.where(temperature_S > 0, temperature_S, 1.0)
+    scaled_SxN = jnp.where(kept_SxN, (top_SxN - top_SxN[:, :1]) / divisor_S[:, None], -jnp.inf)
+    upto_SxN = jnp.cumsum(jnp.exp(scaled_SxN), axis=-1)
 
-    def sample(_: None) -> Array:
-        drawn = _drawn(logits_SxV, jnp.where(temperature_S > 0, temperature_S, 1.0), seed_S, drawn_S)
-        return jnp.where(temperature_S > 0, drawn, likeliest_S)
+    def number(seed: Array, drawn: Array) -> Array:
+        return jax.random.uniform(jax.random.fold_in(jax.random.key(seed), drawn))
 
-    # Most batches are greedy, and looking for the likeliest forty takes longer than for the likeliest.
-    return jax.lax.cond(jnp.any(temperature_S > 0), sample, lambda _: likeliest_S, None)
+    target_S = jax.vmap(number)(seed_S, drawn_S) * upto_SxN[:, -1]
+    # The first candidate whose sum exceeds the target; rounding may put the target at the total itself.
+    index_S = jnp.sum(upto_SxN <= target_S[:, None], axis=-1)
+    index_S = jnp.minimum(index_S, jnp.sum(kept_SxN, axis=-1) - 1)
+    index_S = jnp.where(temperature_S > 0, index_S, 0)
+    return jnp.take_along_axis(ids_SxN, index_S[:, None], axis=1)[:, 0]
 
 
 def top_tokens(
@@ -50,23 +59,6 @@ def top_tokens(
     inside_SxNxI = jnp.take_along_axis(logits_SxJxI, block_SxN[:, :, None], axis=1)
     ids_SxNI = (block_SxN[:, :, None] * _BLOCK + jnp.arange(_BLOCK)[None, None, :]).reshape(slots, -1)
     top_SxN, at_SxN = jax.lax.top_k(inside_SxNxI.reshape(slots, -1), count)
+    # Without the barrier XLA on CPU takes the search apart to fuse its parts, and sorts whole rows instead.
+    top_SxN, at_SxN = jax.lax.optimization_barrier((top_SxN, at_SxN))
     return top_SxN, jnp.take_along_axis(ids_SxNI, at_SxN, axis=1).astype(jnp.int32)
-
-
-def _drawn(logits_SxV: Array, temperature_S: Array, seed_S: Array, drawn_S: Array) -> Array:
-    top_SxN, ids_SxN = top_tokens(logits_SxV, TOP_K)
-    p_SxN = jax.nn.softmax(top_SxN, axis=-1)
-    before_SxN = jnp.cumsum(p_SxN, axis=-1) - p_SxN
-    kept_SxN = (before_SxN < TOP_P) & (p_SxN >= MIN_P * p_SxN[:, :1])
-    scaled_SxN = jnp.where(kept_SxN, (top_SxN - top_SxN[:, :1]) / temperature_S[:, None], -jnp.inf)
-    upto_SxN = jnp.cumsum(jnp.exp(scaled_SxN), axis=-1)
-
-    def number(seed: Array, drawn: Array) -> Array:
-        return jax.random.uniform(jax.random.fold_in(jax.random.key(seed), drawn))
-
-    target_S = jax.vmap(number)(seed_S, drawn_S) * upto_SxN[:, -1]
-    # The first candidate whose sum exceeds the target; rounding may put the target at the total itself.
-    index_S = jnp.sum(upto_SxN <= target_S[:, None], axis=-1)
-    last_S = jnp.sum(kept_SxN, axis=-1) - 1
-    index_S = jnp.minimum(index_S, last_S)
-    return jnp.take_along_axis(ids_SxN, index_S[:, None], axis=1)[:, 0]

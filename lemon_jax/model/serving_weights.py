@@ -49,7 +49,14 @@ def load_serving_weights(
                 f"{path}: {name} has shape {shapes.get(name)}, expected {place.file_shape}; "
                 "fetch the model again"
             )
-    return _join(source.config, lambda name, dtype: source.read(wanted[name], dtype), weights), source.config
+
+    def read(name: str, dtype: np.dtype) -> np.ndarray:
+        array = source.read(wanted[name], dtype)
+        if isinstance(source, GgufSource):
+            source.file.let_go()  # the file's own numbers would count to the peak beside the weights
+        return array
+
+    return _join(source.config, read, weights), source.config
 
 
 def serving_weights(decoder: Decoder, weights: WeightType = "float32") -> ServingWeights:
