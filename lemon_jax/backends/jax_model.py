@@ -11,7 +11,7 @@ from lemon_jax.compiled import compilation_cache_on_disk
 from lemon_jax.model.chat_template import ChatTemplate
 from lemon_jax.model.pretrained_text import load_pretrained_text
 from lemon_jax.model.serving import ServingEngine, ServingShape
-from lemon_jax.model.serving_weights import WeightType, load_serving_weights
+from lemon_jax.model.serving_weights import WeightType, load_serving_weights, open_source
 from lemon_jax.model.text_tokenizer import TextTokenizer
 
 # Tokens of the pool for each slot. A request needs a few hundred; one that finds no room waits.
@@ -30,13 +30,14 @@ def load_jax_model(path: Path, *, slots: int, context: int, weights: WeightType)
 
     Raises `LemonError` for a file that is damaged or of an unknown family.
     """
-    loaded, config = load_serving_weights(path, weights)
-    text = load_pretrained_text(path, config.vocab_size)
+    source = open_source(path)
+    # Before the weights: what reading it takes for a while does not come on top of them.
+    text = load_pretrained_text(path, source.config.vocab_size)
     tokenizer, template = text.tokenizer, text.template or ChatTemplate(_CHATML)
     most = -(-context // _PAGE)
     pages = max(slots * _POOL_TOKENS // _PAGE, most) + 1
     shape = ServingShape(slots=slots, context=most * _PAGE, pages=pages, page=_PAGE)
-    engine = ServingEngine(loaded, config, shape)
+    engine = ServingEngine(load_serving_weights(source, weights), source.config, shape)
     with compilation_cache_on_disk():
         engine.warm_up()
 
