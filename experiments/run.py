@@ -59,7 +59,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add(
         "--policy",
         metavar="POLICY",
-        help="policy to start from: a folder, or a name in checkpoints/ (warmstart)",
+        help="policy: folder, name in checkpoints/, hub folder or .gguf (warmstart)",
     )
     add("--steps", type=int, metavar="N", help="steps; 0 evaluates only (default preset: 15, aqua 12)")
     add("--tasks-per-step", type=int, metavar="N", help="tasks a step (default preset: 4, aqua 2)")
@@ -72,19 +72,18 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, metavar="RUN_DIR", help="run directory (runs/<bench>-<preset>-s<seed>-<time>)")
     add("--resume", type=Path, default=None, metavar="RUN_DIR", help="continue a run that was stopped (off)")
     add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
+    add("--constrained", action="store_true", help="sample specs within the spec language: all valid (off)")
     add("--no-counterfactual", action="store_true", help="train by GRPO alone (off)")
     add("--fresh", action="store_true", help="ignore the shipped recordings of worker calls (off)")
     add("--accept-isolation", metavar="LEVEL", help="lowest for an answer's code (namespaces+seccomp)")
     add("--allow-unsandboxed", action="store_true", help="run programs without an isolating kernel (off)")
+    add("--lora-rank", type=int, metavar="N", help="train low-rank adapters of rank N alone (0: all weights)")
+    add("--lora-targets", metavar="NAMES", help="matrices that have adapters (q,k,v,o,gate,up,down)")
     add("--mesh", metavar="SIZES", help="devices, such as data=1,fsdp=8,tensor=1 (one; distributed: fsdp)")
     add("--accumulate", type=int, metavar="N", help="parts an update goes through the policy in (1)")
     add("--remat", action="store_true", help="recompute activations: less memory, more time (off)")
     add("--compute-dtype", metavar="DTYPE", help="float32, or bfloat16 with float32 weights (float32)")
-    add(
-        "--checkpoint-dir",
-        metavar="DIR",
-        help="a folder or gs:// address all hosts see (RUN_DIR/checkpoints)",
-    )
+    add("--checkpoint-dir", metavar="DIR", help="folder or gs:// address of them (RUN_DIR/checkpoints)")
     add("--distributed", action="store_true", help="one process of several, on many hosts (off)")
     add("--coordinator", metavar="HOST:PORT", help="of process 0 (found on TPU, Slurm, MPI, Kubernetes)")
     add("--num-processes", type=int, metavar="N", help="processes in all (found, as the coordinator)")
@@ -155,9 +154,8 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
             progress.note(SIMULATED_WARNING)
         recording = {} if args.fresh or is_simulated(pool) else _recording(config.bench)
         if recording:
-            progress.note(
-                f"{len(recording):,} recorded worker calls may serve this run (--fresh ignores them)"
-            )
+            size = f"{len(recording):,}"
+            progress.note(f"{size} recorded worker calls may serve this run (--fresh ignores them)")
 
         async def job() -> tuple[dict[str, Any], RunDir]:
             with _stopped_by_sigterm(hosts):
@@ -245,7 +243,7 @@ def _directory(
         if earlier is None:
             return RunDir.create(args.out or _default_out(config), facts).path
         _check_same(earlier, facts)
-        if any(earlier.get(name) != facts[name] for name in ("git_sha", "versions")):
+        if [name for name in ("git_sha", "versions") if earlier.get(name) != facts[name]]:
             progress.note("warning: the code or its libraries changed since this run began")
         return RunDir.open(args.resume)[0].path
 
@@ -315,9 +313,10 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[str,
     from lemon_jax.train.run_dir import RunDir
 
     names = ["workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed"]
-    names += ["baselines", "search_tokens", "protocol", "accept_isolation"]
+    names += ["baselines", "search_tokens", "protocol", "accept_isolation", "lora_rank", "lora_targets"]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     given |= {"best_fixed": True} if args.best_fixed else {}
+    given |= {"constrained": True} if args.constrained else {}
     if args.resume is not None:
         given |= {k: getattr(args, k) for k in ("bench", "preset", "out") if getattr(args, k) is not None}
         given |= {"no_counterfactual": True} if args.no_counterfactual else {}

@@ -32,6 +32,7 @@ def main() -> int:
     add("--bench", nargs="+", default=list(SOURCES), help="whose test tasks, as many of each (all)")
     add("--specs", type=int, default=200, help="specs to sample, 4 a task (200)")
     add("--temperature", type=float, default=UpdateConfig.temperature, help="as in training (0.7)")
+    add("--constrained", action="store_true", help="sample within the spec language (off)")
     add("--seed", type=int, default=0, help="of tasks and sampling (0)")
     add("--data", type=Path, default=None, help="folder of benchmark files (LEMON_DATA, cache, download)")
     args = parser.parse_args()
@@ -50,6 +51,7 @@ def main() -> int:
         jax.random.key(args.seed),
         group=GROUP,
         temperature=args.temperature,
+        constrained=args.constrained,
     )
     valid = sum(r.valid for r in rollouts)
     low, high = wilson(valid, len(rollouts))

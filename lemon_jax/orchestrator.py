@@ -2,36 +2,62 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from lemon_jax.errors import LemonError
 from lemon_jax.model import (
+    Automaton,
+    Constraint,
     Decoder,
     DecoderConfig,
     Samples,
-    Tokenizer,
+    TextTokenizer,
+    Walk,
+    load_pretrained,
     load_weights,
     params_sha256,
     sample,
+    sample_constrained,
     save_weights,
 )
+from lemon_jax.model.host_walk import Pieces, pieces_of
+from lemon_jax.model.hub_weights import CONFIG_FILE as HUB_CONFIG
+from lemon_jax.model.pretrained_text import TEXT_FILES, load_pretrained_text, load_tokenizer
 from lemon_jax.model.sharding import fetch, using
+from lemon_jax.model.tokenizer import TOKENIZER_FILE
+from lemon_jax.policy_prompt import SEPARATOR, TEMPLATE_FILE, ChatPrompt, TaskPrompt
 from lemon_jax.spec import Parsed, parse
+from lemon_jax.spec_automaton import spec_automaton
+
+__all__ = [
+    "EVAL_BATCH",
+    "MANIFEST_FILE",
+    "PROMPT_BUCKET",
+    "SEPARATOR",
+    "TOKENIZER_FILE",
+    "WEIGHTS_FILE",
+    "Orchestrator",
+    "Rollout",
+    "pad",
+    "read_manifest",
+]
 
 WEIGHTS_FILE = "policy.safetensors"
-TOKENIZER_FILE = "tokenizer.model"
 MANIFEST_FILE = "manifest.json"
-SEPARATOR = "\n\nSpec:\n"  # between the task and the spec
 PROMPT_BUCKET = 32  # prompt slots are a multiple of this, so that few shapes are compiled
 EVAL_BATCH = 16
 LIMITS = {"max_prompt": 256, "max_new": 320}  # in tokens; a policy's manifest may name others
+CHAT_LIMITS = {"max_prompt": 1024, "max_new": 320}  # the spec language is explained in the prompt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,16 +79,18 @@ class Rollout:
 
 
 class Orchestrator:
-    """A decoder with its tokenizer. `max_prompt` and `max_new` are in tokens."""
+    """A decoder with its tokenizer. `max_prompt` and `max_new` are in tokens; `chat` asks a pretrained model
+    in its own form, without it the prompt is the bare task."""
 
     def __init__(
         self,
         decoder: Decoder,
         config: DecoderConfig,
-        tokenizer: Tokenizer,
+        tokenizer: TextTokenizer,
         *,
         max_prompt: int = LIMITS["max_prompt"],
         max_new: int = LIMITS["max_new"],
+        chat: ChatPrompt | None = None,
     ):
         if config.vocab_size != tokenizer.vocab_size:
             raise LemonError(
@@ -74,39 +102,56 @@ class Orchestrator:
         self.tokenizer = tokenizer
         self.max_prompt = max_prompt
         self.max_new = max_new
-
-    def with_decoder(self, decoder: Decoder) -> Orchestrator:
-        """The same policy with other parameters."""
-        limits = {"max_prompt": self.max_prompt, "max_new": self.max_new}
-        return Orchestrator(decoder, self.config, self.tokenizer, **limits)
+        self.chat = chat
+        self._prompt = chat or TaskPrompt(tokenizer)
 
     @classmethod
-    def load(cls, folder: Path) -> Orchestrator:
-        """A policy folder: weights, tokenizer, manifest. Raises LemonError naming what is damaged."""
-        if not folder.is_dir():
-            raise LemonError(f"{folder}: no such policy folder; train one with experiments/sft.py")
-        manifest = read_manifest(folder)
-        decoder, config = load_weights(folder / WEIGHTS_FILE)
-        tokenizer = Tokenizer(folder / TOKENIZER_FILE)
+    def load(cls, path: Path) -> Orchestrator:
+        """A policy folder (weights, tokenizer, manifest), or a pretrained model: a folder in the hub's layout
+        (config.json, safetensors, tokenizer.json) or a .gguf file. Raises LemonError naming what is damaged.
+        """
+        if path.suffix == ".gguf" or ((path / HUB_CONFIG).exists() and not (path / MANIFEST_FILE).exists()):
+            return cls._pretrained(path)
+        if not path.is_dir():
+            raise LemonError(f"{path}: no such policy folder; train one with experiments/sft.py")
+        manifest = read_manifest(path)
+        decoder, config = load_weights(path / WEIGHTS_FILE)
+        tokenizer = load_tokenizer(path)
+        chat = ChatPrompt.load(path, manifest, tokenizer) if manifest.get("prompt") == "chat" else None
         # A safetensors file carries no checksum of its own: a flipped byte would load as another number.
         found = {
             "params_sha256": (WEIGHTS_FILE, params_sha256(decoder)),
-            "tokenizer_sha256": (TOKENIZER_FILE, tokenizer.sha256),
+            "tokenizer_sha256": (tokenizer.file, tokenizer.sha256),
         }
+        if chat is not None:
+            found["chat_template_sha256"] = (TEMPLATE_FILE, chat.sha256)
         for key, (name, digest) in found.items():
             if manifest.get(key, digest) != digest:
                 raise LemonError(
-                    f"{folder / name}: {key} is {digest[:12]}…, the manifest says "
+                    f"{path / name}: {key} is {digest[:12]}…, the manifest says "
                     f"{str(manifest[key])[:12]}…; restore the folder or train the policy again"
                 )
         limits = {name: manifest.get(name, default) for name, default in LIMITS.items()}
         for name, value in limits.items():
             if isinstance(value, bool) or not isinstance(value, int) or value < PROMPT_BUCKET:
                 raise LemonError(
-                    f"{folder / MANIFEST_FILE}: {name} is {value!r}, expected a whole number of tokens of at "
+                    f"{path / MANIFEST_FILE}: {name} is {value!r}, expected a whole number of tokens of at "
                     f"least {PROMPT_BUCKET}; restore the folder"
                 )
-        return cls(decoder, config, tokenizer, **limits)
+        return cls(decoder, config, tokenizer, **limits, chat=chat)
+
+    @classmethod
+    def _pretrained(cls, path: Path) -> Orchestrator:
+        decoder, config = load_pretrained(path)
+        text = load_pretrained_text(path, config.vocab_size)
+        chat = ChatPrompt(text.tokenizer, text.template)
+        return cls(decoder, config, text.tokenizer, **CHAT_LIMITS, chat=chat)
+
+    def with_decoder(self, decoder: Decoder) -> Orchestrator:
+        """This policy with other parameters."""
+        other = copy.copy(self)  # with what is known of the language already
+        other.decoder = decoder
+        return other
 
     def save(self, folder: Path, manifest: dict[str, Any], *, dtype: str = "bfloat16") -> None:
         """Write a policy folder that `load` reads."""
@@ -114,29 +159,64 @@ class Orchestrator:
         for leftover in folder.glob(f".{WEIGHTS_FILE}.*"):  # of a save that was killed
             leftover.unlink()
         save_weights(folder / WEIGHTS_FILE, self.decoder, self.config, dtype=dtype)  # type: ignore[arg-type]
-        (folder / TOKENIZER_FILE).write_bytes(self.tokenizer.proto)
-        facts = {
+        for name in (*TEXT_FILES, TEMPLATE_FILE):  # of another kind of policy that stood here
+            (folder / name).unlink(missing_ok=True)
+        self.tokenizer.save(folder)
+        facts: dict[str, Any] = {
             "max_prompt": self.max_prompt,
             "max_new": self.max_new,
             "tokenizer_sha256": self.tokenizer.sha256,
         }
+        if self.chat is not None:
+            facts |= self.chat.save(folder)
         text = json.dumps(manifest | facts, indent=2, ensure_ascii=False) + "\n"
         (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
 
+    @cached_property
+    def automaton(self) -> Automaton:
+        """The spec language over the policy's tokens, in NumPy arrays.
+
+        Raises LemonError if `max_new` is too small for the shortest spec.
+        """
+        automaton = spec_automaton(self.tokenizer)
+        shortest = len(automaton.prefix_F) + int(automaton.distance_S[automaton.start])
+        if shortest > self.max_new:
+            raise LemonError(
+                f"{MANIFEST_FILE}: max_new is {self.max_new}, the shortest spec has {shortest} tokens; "
+                "raise it, or sample without --constrained"
+            )
+        return automaton
+
+    @cached_property
+    def constraint(self) -> Constraint:
+        """What constrained specs are sampled and scored under, on the device."""
+        return Constraint(jax.tree.map(jnp.asarray, self.automaton), self.max_new)
+
+    @cached_property
+    def pieces(self) -> Pieces:
+        """The ids of tokens by what they spell."""
+        return pieces_of(self.tokenizer.token_bytes())
+
     def prompt_ids(self, task_text: str) -> list[int]:
-        """bos, the task, the separator; a task too long for `max_prompt` loses its middle."""
-        tail = self.tokenizer.encode(SEPARATOR)
-        body = self.tokenizer.encode(task_text)
-        room = self.max_prompt - len(tail) - 1
-        if len(body) > room:
-            # The question's beginning and the options at its end say more about it than its middle.
-            body = body[: room - room // 2] + body[len(body) - room // 2 :]
-        return [self.tokenizer.bos_id, *body, *tail]
+        """What the policy reads of a task; one too long for `max_prompt` loses its middle."""
+        return self._prompt.ids(task_text, self.max_prompt)
 
     def prompt_slots(self, task_texts: Sequence[str]) -> int:
         """The common padded prompt length for these tasks."""
         longest = max((len(self.prompt_ids(text)) for text in task_texts), default=1)
         return -(-longest // PROMPT_BUCKET) * PROMPT_BUCKET
+
+    def spell(
+        self, rollout: Rollout, first: int, text: str, canonical: Sequence[int]
+    ) -> tuple[int, ...] | None:
+        """Tokens that could have been sampled for `text` in place of the `first`-th and later ones of a
+        constrained rollout: `canonical` if possible. None if the language has no such text there, or too
+        few of the `max_new` tokens are left for it."""
+        prefix = len(self.automaton.prefix_F)
+        if first < prefix:
+            return None
+        here = Walk.begin(self.automaton, self.max_new).follow(rollout.token_ids[prefix:first])
+        return None if here is None else here.spell(text, canonical, self.pieces)
 
     def write(
         self,
@@ -147,30 +227,35 @@ class Orchestrator:
         temperature: float = 1.0,
         prompt_slots: int | None = None,
         decoder: Decoder | None = None,
+        constrained: bool = False,
     ) -> list[Rollout]:
         """`group` specs for each task; rollout n * group + g is spec g of task n.
 
-        On the mesh of the decoder's parameters, if they lie on one; every host gets all rollouts.
+        Constrained ones are all finished and strictly valid (`spec.grammar` says what they may hold). On the
+        mesh of the decoder's parameters, if they lie on one; every host gets all rollouts.
         """
         decoder = decoder or self.decoder
         prompts = [self.prompt_ids(text) for text in task_texts]
         slots = prompt_slots or self.prompt_slots(task_texts)
         padded_NxP, lengths_N = pad(prompts, slots, self.tokenizer.pad_id)
+        given = (decoder, padded_NxP, lengths_N, key)
+        static: dict[str, Any] = {"group": group, "max_new": self.max_new, "temperature": temperature}
+        static |= {"eos_ids": self.tokenizer.eos_ids}
+        language = self.constraint.automaton if constrained else None
         with using(decoder):
-            samples = sample(
-                decoder,
-                padded_NxP,
-                lengths_N,
-                key,
-                group=group,
-                max_new=self.max_new,
-                temperature=temperature,
-                eos_id=self.tokenizer.eos_id,
-            )
+            if language is not None:
+                samples = sample_constrained(*given, language, **static)
+            else:
+                samples = sample(*given, **static)
         return self._rollouts(prompts, fetch(samples), group)
 
     def write_greedy(
-        self, task_texts: Sequence[str], *, prompt_slots: int | None = None, decoder: Decoder | None = None
+        self,
+        task_texts: Sequence[str],
+        *,
+        prompt_slots: int | None = None,
+        decoder: Decoder | None = None,
+        constrained: bool = False,
     ) -> list[Rollout]:
         """The likeliest spec for each task, token by token; in batches of one fixed shape."""
         slots = prompt_slots or self.prompt_slots(task_texts)
@@ -179,7 +264,13 @@ class Orchestrator:
             batch = list(task_texts[start : start + EVAL_BATCH])
             filled = batch + [batch[-1]] * (EVAL_BATCH - len(batch))
             rollouts = self.write(
-                filled, jax.random.key(0), group=1, temperature=0.0, prompt_slots=slots, decoder=decoder
+                filled,
+                jax.random.key(0),
+                group=1,
+                temperature=0.0,
+                prompt_slots=slots,
+                decoder=decoder,
+                constrained=constrained,
             )
             out += rollouts[: len(batch)]
         return out

@@ -19,7 +19,7 @@ from lemon_jax.train.config import UpdateConfig
 from lemon_jax.train.update import SCORING_CHUNK, TrainState, cast, optimizer, update
 
 PROGRAMS = ("sample", "score", "update")
-EOS = 1  # any id will do
+EOS = (1,)  # any id will do
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +87,7 @@ def _call(program: str, work: Workload, mesh: Mesh | None) -> tuple[Any, tuple[A
     if program == "sample":
         key = jax.eval_shape(lambda: jax.random.key(0))
         prompts = array((work.tasks, work.prompt), jnp.int32), array((work.tasks,), jnp.int32)
-        limits = {"group": work.group, "max_new": work.completion, "temperature": 0.7, "eos_id": EOS}
+        limits = {"group": work.group, "max_new": work.completion, "temperature": 0.7, "eos_ids": EOS}
         return sample, (nnx.merge(graph, computing), *prompts, key), limits
     if program == "score":
         score = partial(completion_log_probs, temperature=config.temperature, chunk=SCORING_CHUNK)

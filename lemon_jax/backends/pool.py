@@ -13,8 +13,10 @@ import httpx
 
 from lemon_jax.backends.download import resolve_model
 from lemon_jax.backends.embedded import EmbeddedBackend, check_engine
+from lemon_jax.backends.engine_thread import ServedModel
 from lemon_jax.backends.gate import ExclusiveGate
 from lemon_jax.backends.gguf_header import read_gguf_header
+from lemon_jax.backends.jax_backend import JaxBackend
 from lemon_jax.backends.model_files import PRESETS, Progress, file_digest
 from lemon_jax.backends.openai import OpenAIBackend
 from lemon_jax.backends.response_model import load_parameters
@@ -26,13 +28,14 @@ from lemon_jax.backends.workers import CapacityConfig, ModelConfig, WorkerConfig
 from lemon_jax.errors import LemonError
 
 log = logging.getLogger(__name__)
+Locate = Callable[[Progress], Path]
 
 
 class WorkerPool:
     """Async context manager over the backends that a worker file names.
 
-    All embedded servers of a pool share one gate: they never compute at the same time. Simulated models can
-    answer once the pool has a `world`: the tasks of the run.
+    All models of a pool that run on this machine, embedded or on JAX, share one gate: they never compute at
+    the same time. Simulated models can answer once the pool has a `world`: the tasks of the run.
     """
 
     def __init__(
@@ -94,13 +97,17 @@ class WorkerPool:
                 await self._check_servers(model)
             elif model.backend == "simulated":
                 self.backend(name)  # reads its parameters
-            elif model.backend == "embedded":
-                try:
-                    check_engine()
-                except LemonError as e:
-                    raise LemonError(f"{self.config.source}: models.{name}: {e}") from None
+            elif model.backend in ("embedded", "jax"):
+                if model.backend == "embedded":
+                    self._check_engine(name)
                 if model.path is not None:
                     read_gguf_header(model.path)
+
+    def _check_engine(self, name: str) -> None:
+        try:
+            check_engine()
+        except LemonError as e:
+            raise LemonError(f"{self.config.source}: models.{name}: {e}") from None
 
     def _open(self, model: ModelConfig) -> Backend:
         if model.backend == "scripted":
@@ -118,26 +125,11 @@ class WorkerPool:
             return OpenAIBackend(
                 model.base_urls, model.model, key, identity=model.identity, max_concurrency=model.slots
             )
-        return self._open_embedded(model)
+        locate, digest = self._model_file(model)
+        open_it = self._open_jax if model.backend == "jax" else self._open_embedded
+        return open_it(model, locate, digest)
 
-    def _open_embedded(self, model: ModelConfig) -> Backend:
-        locate: Callable[[Progress], Path]
-        if model.preset is not None:
-            preset = PRESETS[model.preset]
-            locate, digest = partial(resolve_model, preset), preset.sha256
-        else:
-            path = model.path
-            assert path is not None  # the worker file's check: path or preset
-            try:
-                digest = file_digest(path)
-            except OSError as e:
-                raise LemonError(
-                    f"{self.config.source}: models.{model.name}.path: cannot read {path}: {e.strerror}"
-                ) from None
-
-            def locate(progress: Progress) -> Path:
-                return path
-
+    def _open_embedded(self, model: ModelConfig, locate: Locate, digest: str) -> Backend:
         return EmbeddedBackend(
             model.name,
             locate,
@@ -149,6 +141,36 @@ class WorkerPool:
             deterministic=model.deterministic,
             on_progress=self._on_progress,
         )
+
+    def _open_jax(self, model: ModelConfig, locate: Locate, digest: str) -> Backend:
+        def load(path: Path) -> ServedModel:
+            from lemon_jax.backends.jax_model import load_jax_model  # importing JAX takes seconds
+
+            return load_jax_model(path, slots=model.slots, context=model.context, weights=model.weights)
+
+        return JaxBackend(
+            model.name,
+            locate,
+            load,
+            f"jax:{digest[:16]}:{model.weights}",
+            self._gate,
+            slots=model.slots,
+            on_progress=self._on_progress,
+        )
+
+    def _model_file(self, model: ModelConfig) -> tuple[Locate, str]:
+        """What finds the file of a local model, and the file's digest."""
+        if model.preset is not None:
+            preset = PRESETS[model.preset]
+            return partial(resolve_model, preset), preset.sha256
+        path = model.path
+        assert path is not None  # the worker file's check: path or preset
+        try:
+            return (lambda progress: path), file_digest(path)
+        except OSError as e:
+            raise LemonError(
+                f"{self.config.source}: models.{model.name}.path: cannot read {path}: {e.strerror}"
+            ) from None
 
     def _api_key(self, model: ModelConfig) -> str | None:
         if model.api_key_env is None:

@@ -14,7 +14,8 @@ from lemon_jax.backends.redaction import is_variable_name, redact
 from lemon_jax.errors import LemonError
 
 LEVELS = ("small", "medium", "large")
-BACKENDS = ("openai", "embedded", "scripted", "simulated")
+BACKENDS = ("openai", "embedded", "jax", "scripted", "simulated")
+WEIGHTS = ("bfloat16", "float32")
 _MOST_NAMED = 20  # faults in one message
 _LONGEST_NAME = 80
 _MOST_SERVERS = 256  # of one model
@@ -107,6 +108,16 @@ _KEYS: dict[str, dict[str, _Key]] = {
         "context": _integer(256, 131072),
         "threads": _integer(1, 512),
         "deterministic": _FLAG,
+    },
+    "jax": {
+        "backend": _ANY,
+        "path": _text(),
+        "preset": _PRESET,
+        "slots": _integer(1, 512),
+        "context": _integer(256, 131072),
+        "weights": _Key(
+            expected=f"one of {', '.join(WEIGHTS)}", fits=lambda v: isinstance(v, str) and v in WEIGHTS
+        ),
     },
     "scripted": {"backend": _ANY},
     "simulated": {

@@ -3,7 +3,8 @@
 A server behind `backend = "openai"` does not tell which weights it serves, so its calls are keyed by
 its address and its name of the model. `identity` replaces that name: a recording or a call store made
 with the same weights elsewhere then serves these calls too. Embedded models use
-"gguf:" and the first 16 hex digits of the file's SHA-256, such as "gguf:1d9614638d18024d".
+"gguf:" and the first 16 hex digits of the file's SHA-256, such as "gguf:1d9614638d18024d";
+models of the backend "jax" use "jax:", these digits and the type of the weights.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from lemon_jax.backends.redaction import redact
 from lemon_jax.backends.worker_keys import ADDRESS, BACKENDS, LEVELS, Faults, check_table, shown
 from lemon_jax.errors import LemonError
 
-BackendName = Literal["openai", "embedded", "scripted", "simulated"]
-SHIPPED = ("embedded", "scripted", "simulated")
+BackendName = Literal["openai", "embedded", "jax", "scripted", "simulated"]
+WeightType = Literal["bfloat16", "float32"]
+SHIPPED = ("embedded", "jax", "scripted", "simulated")
 MAX_BYTES = 1 << 20
 
 
@@ -38,6 +40,7 @@ class ModelConfig:
     slots: int = 8  # requests served at once; of `openai`, by each server
     context: int = 2048  # tokens of one slot
     threads: int | None = None  # None: the cores this process may use
+    weights: WeightType = "bfloat16"  # type of the weights of a model on JAX
     deterministic: bool = False  # one slot and no prompt cache: no reply depends on another
     level: str = ""  # which level of the parameters a simulated model has
     parameters: Path | None = None  # of a simulated model; None: the shipped ones
@@ -75,7 +78,7 @@ class WorkerConfig:
 
 
 def worker_config(name_or_path: str) -> WorkerConfig:
-    """The shipped worker file "embedded", "scripted" or "simulated", or the one at a path.
+    """The shipped worker file "embedded", "jax", "scripted" or "simulated", or the one at a path.
 
     Raises:
         LemonError: no such file, or its faults, all in one message.
@@ -137,11 +140,10 @@ def _model(name: str, table: Any, folder: Path, faults: Faults) -> ModelConfig |
         faults.add(f"{where}.backend: found {shown(backend)}, expected one of {', '.join(BACKENDS)}")
         return None
     values = check_table(where, table, backend, faults)
-    if backend == "embedded":
-        if ("path" in table) == ("preset" in table):
-            faults.add(f"{where}: expected either path (a local GGUF file) or preset")
-        if values.get("deterministic") and values.setdefault("slots", 1) != 1:
-            faults.add(f"{where}.slots: found {values['slots']}, expected 1 with deterministic = true")
+    if backend in ("embedded", "jax") and ("path" in table) == ("preset" in table):
+        faults.add(f"{where}: expected either path (a local GGUF file) or preset")
+    if values.get("deterministic") and values.setdefault("slots", 1) != 1:
+        faults.add(f"{where}.slots: found {values['slots']}, expected 1 with deterministic = true")
     for key in ("path", "parameters"):
         if key in values:
             try:
@@ -154,6 +156,8 @@ def _model(name: str, table: Any, folder: Path, faults: Faults) -> ModelConfig |
         one = values.pop("base_url", None)
         values["base_urls"] = (one,) if one else tuple(values.get("base_urls", ()))
         values.setdefault("slots", 16)  # a server for many users, not this machine's cores
+    if backend == "jax":
+        values.setdefault("slots", 32)  # a step of 32 slots takes little longer than one of 8
     return ModelConfig(**({"name": name} | values))
 
 
@@ -177,7 +181,7 @@ def _capacities(
         if values.get("samples", 1) > 1 and values.get("temperature", 0.0) == 0.0:
             faults.add(f"{where}.temperature: expected above 0 with samples > 1: equal samples only cost")
         model = models.get(str(name))
-        if model and model.backend == "embedded" and values.get("max_tokens", 512) >= model.context:
+        if model and model.backend in ("embedded", "jax") and values.get("max_tokens", 512) >= model.context:
             faults.add(
                 f"{where}.max_tokens: expected below models.{name}.context = {model.context}, "
                 "which also holds the prompt"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from functools import partial
 from typing import NamedTuple
@@ -12,6 +13,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 
 from lemon_jax.model.decoder import Decoder, KVCache
 from lemon_jax.model.layout import attention_mask, rope_positions
+from lemon_jax.model.sharding import on_one_device
+from lemon_jax.model.stages import in_stages
 
 
 class Samples(NamedTuple):
@@ -27,14 +30,13 @@ class Samples(NamedTuple):
     finished_B: Bool[Array, " batch"]
 
 
-class _Loop(NamedTuple):
-    """What a decoding step hands to the next. `step` tokens of every row have been drawn."""
+class _Rows(NamedTuple):
+    """What a decoding step hands to the next. Rows that go on have all drawn the same number of tokens."""
 
-    step: Array
-    token_B: Array
-    done_B: Array
+    key_B: Array
+    prompt_length_B: Array
+    token_B: Array  # the last one drawn
     samples: Samples
-    cache: KVCache
 
 
 def prefill(
@@ -92,17 +94,22 @@ def inverse_cdf(
 
 
 def draw(
-    logits_BxV: Float[Array, "batch vocab"], row_keys_B: Array, step: Int[Array, ""] | int, temperature: float
+    logits_BxV: Float[Array, "batch vocab"],
+    row_keys_B: Array,
+    step: Int[Array, ""] | Int[Array, " batch"] | int,
+    temperature: float,
 ) -> tuple[Int[Array, " batch"], Float[Array, " batch"]]:
     """A token a row and its log-probability. Row b at a step draws with `fold_in(row_keys[b], step)`,
-    so that it depends on no other row. Temperature 0 takes the likeliest and reports it at temperature 1.
+    so that it depends on no other row; `step` is one for all or one a row. Temperature 0 takes the
+    likeliest and reports it at temperature 1.
     """
     if temperature == 0:
         tokens_B = jnp.argmax(logits_BxV, axis=-1)
     else:
         logits_BxV = logits_BxV / temperature
-        uniform_B = jax.vmap(lambda row_key: jax.random.uniform(jax.random.fold_in(row_key, step)))(
-            row_keys_B
+        step_B = jnp.broadcast_to(jnp.asarray(step), row_keys_B.shape)
+        uniform_B = jax.vmap(lambda key, step: jax.random.uniform(jax.random.fold_in(key, step)))(
+            row_keys_B, step_B
         )
         tokens_B = inverse_cdf(logits_BxV, uniform_B)
     chosen_B = jnp.take_along_axis(logits_BxV, tokens_B[:, None], axis=-1)[:, 0]
@@ -118,7 +125,12 @@ def _nothing_drawn(batch: int, steps: int) -> Samples:
     )
 
 
-@partial(jax.jit, static_argnames=("group", "max_new", "temperature", "eos_id"))
+def is_end(token_B: Int[Array, " batch"], eos_ids: tuple[int, ...]) -> Bool[Array, " batch"]:
+    """Whether a token is one of `eos_ids`. Models have several: the end of a turn, the end of a text."""
+    return functools.reduce(jnp.logical_or, [token_B == eos for eos in eos_ids])
+
+
+@partial(jax.jit, static_argnames=("group", "max_new", "temperature", "eos_ids"))
 def sample(
     decoder: Decoder,
     prompts_NxP: Int[Array, "prompts slots"],
@@ -128,9 +140,10 @@ def sample(
     group: int,
     max_new: int,
     temperature: float,
-    eos_id: int,
+    eos_ids: tuple[int, ...],
 ) -> Samples:
-    """`group` completions of each right-padded prompt, of at most `max_new` tokens.
+    """`group` completions of each right-padded prompt, of at most `max_new` tokens; any of
+    `eos_ids` ends one.
 
     Log-probabilities are fp32, in nats, of softmax(logits / temperature): those that
     `scoring.completion_log_probs` gives at the same temperature. Temperature 0 is greedy, its
@@ -141,41 +154,44 @@ def sample(
     if group < 1 or max_new < 1 or temperature < 0:
         raise ValueError(f"group {group} and max_new {max_new} must be >= 1, temperature {temperature} >= 0")
     prompt_slots = prompts_NxP.shape[1]
-    num_slots = prompt_slots + max_new
-    hidden_BxD, cache = prefill(decoder, prompts_NxP, prompt_lengths_N, group=group, max_new=max_new)
+    hidden_BxD, cache = prefill(decoder, prompts_NxP, prompt_lengths_N, group=group, max_new=0)
     prompt_lengths_B = jnp.repeat(prompt_lengths_N, group)
     batch = prompt_lengths_B.shape[0]
     row_keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
 
-    def record(
-        samples: Samples, done_B: Array, hidden_BxD: Array, step: Array | int
-    ) -> tuple[Samples, Array, Array]:
-        token_B, log_prob_B = draw(decoder.logits(hidden_BxD), row_keys_B, step, temperature)
-        token_B = jnp.where(done_B, 0, token_B)
-        log_prob_B = jnp.where(done_B, 0.0, log_prob_B)
-        ended_B = ~done_B & (token_B == eos_id)
+    def record(rows: _Rows, hidden_BxD: Array, step: Array | int) -> _Rows:
+        samples = rows.samples
+        token_B, log_prob_B = draw(decoder.logits(hidden_BxD), rows.key_B, step, temperature)
+        writing_B = ~samples.finished_B & (samples.lengths_B == step)
+        token_B = jnp.where(writing_B, token_B, 0)
+        at = (jnp.arange(len(token_B)), jnp.where(writing_B, step, max_new))  # max_new: beyond, not written
         samples = Samples(
-            tokens_BxC=samples.tokens_BxC.at[:, step].set(token_B),
-            log_probs_BxC=samples.log_probs_BxC.at[:, step].set(log_prob_B),
-            lengths_B=samples.lengths_B + (~done_B).astype(jnp.int32),
-            finished_B=samples.finished_B | ended_B,
+            tokens_BxC=samples.tokens_BxC.at[at].set(token_B, mode="drop"),
+            log_probs_BxC=samples.log_probs_BxC.at[at].set(log_prob_B, mode="drop"),
+            lengths_B=samples.lengths_B + writing_B.astype(jnp.int32),
+            finished_B=samples.finished_B | (writing_B & is_end(token_B, eos_ids)),
         )
-        return samples, token_B, done_B | ended_B
+        return rows._replace(token_B=token_B, samples=samples)
 
-    def body(loop: _Loop) -> _Loop:
-        slot = prompt_slots + loop.step - 1  # where the last drawn token goes
+    def going(rows: _Rows, end: int) -> Array:
+        return ~rows.samples.finished_B & (rows.samples.lengths_B < end)
+
+    def step(rows: _Rows, cache: KVCache) -> tuple[_Rows, KVCache]:
+        num_slots = cache[0][0].shape[2]
+        drawn = jnp.max(jnp.where(rows.samples.finished_B, 0, rows.samples.lengths_B))
+        slot = prompt_slots + drawn - 1  # where the last drawn token goes
         hidden_Bx1xD, cache = decoder(
-            loop.token_B[:, None],
-            rope_positions(prompt_lengths_B, slot[None], prompt_slots),
-            attention_mask(prompt_lengths_B, slot[None], prompt_slots, num_slots),
-            loop.cache,
+            rows.token_B[:, None],
+            rope_positions(rows.prompt_length_B, slot[None], prompt_slots),
+            attention_mask(rows.prompt_length_B, slot[None], prompt_slots, num_slots),
+            cache,
             slot,
         )
-        samples, token_B, done_B = record(loop.samples, loop.done_B, hidden_Bx1xD[:, 0], loop.step)
-        return _Loop(step=loop.step + 1, token_B=token_B, done_B=done_B, samples=samples, cache=cache)
+        return record(rows, hidden_Bx1xD[:, 0], drawn), cache
 
     empty = _nothing_drawn(batch, max_new)
-    samples, token_B, done_B = record(empty, empty.finished_B, hidden_BxD, 0)
-    start = _Loop(step=jnp.int32(1), token_B=token_B, done_B=done_B, samples=samples, cache=cache)
-    end = jax.lax.while_loop(lambda loop: (loop.step < max_new) & ~jnp.all(loop.done_B), body, start)
-    return end.samples
+    first = _Rows(row_keys_B, prompt_lengths_B, jnp.zeros((batch,), jnp.int32), empty)
+    first = record(first, hidden_BxD, 0)
+    return in_stages(
+        first, cache, max_new=max_new, spare=0, going=going, step=step, regroup=on_one_device()
+    ).samples

@@ -9,6 +9,9 @@ from jaxtyping import Array, Float, Int
 from lemon_jax.model.decoder import Decoder, project_logits
 from lemon_jax.model.layout import attention_mask, rope_positions
 from lemon_jax.model.sharding import batch_shards
+from lemon_jax.model.support import Trace, mask_logits
+
+TOKENS_OF_A_DEVICE = 512  # whose logits it computes at a time on a mesh
 
 
 def completion_hidden(
@@ -40,10 +43,16 @@ def completion_hidden(
 def token_log_probs(
     logits: Float[Array, "*shape vocab"], tokens: Int[Array, "*shape"], temperature: float
 ) -> tuple[Float[Array, "*shape"], Float[Array, "*shape"]]:
-    """log p(token) and the entropy -sum p log p, in nats, of softmax(logits / temperature)."""
-    log_probs = jax.nn.log_softmax(logits / temperature, axis=-1)
-    chosen = jnp.take_along_axis(log_probs, tokens[..., None], axis=-1)[..., 0]
-    return chosen, -jnp.sum(jnp.exp(log_probs) * log_probs, axis=-1)
+    """log p(token) and the entropy -sum p log p, in nats, of softmax(logits / temperature).
+
+    The entropy is a measurement: it has no gradient, whose backward pass would cost as much as the other's.
+    """
+    logits = logits / temperature
+    log_total = jax.nn.logsumexp(logits, axis=-1)
+    chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - log_total
+    fixed, log_total = jax.lax.stop_gradient((logits, log_total))
+    p = jnp.exp(fixed - log_total[..., None])
+    return chosen, log_total - jnp.sum(p * fixed, axis=-1)
 
 
 def completion_log_probs(
@@ -56,14 +65,17 @@ def completion_log_probs(
     temperature: float = 1.0,
     chunk: int = 64,
     remat: bool = False,
+    trace: Trace | None = None,
 ) -> tuple[Float[Array, "batch completion"], Float[Array, "batch completion"]]:
     """(log p(completion token | prompt, earlier tokens), entropy there): fp32, nats, 0 on padding.
 
     Prompts and completions are right-padded, and every prompt has at least one token. `temperature`
-    (> 0) divides the logits, as in `sampling.sample`. Logits exist for `chunk` steps at a time (for
-    more where a mesh splits the rows), in the forward and in the backward pass; `remat` as in `Decoder`.
-    Differentiable in `decoder`, and finite whatever the padding holds, as long as its ids lie in the
-    vocabulary. Raises ValueError for a temperature or chunk <= 0.
+    (> 0) divides the logits, as in `sampling.sample`. Logits exist for `chunk` steps at a time (for more
+    where a mesh splits the rows), in the forward and in the backward pass; `remat` as in `Decoder`. The
+    log-probabilities are differentiable in `decoder`, the entropy is not, and all is finite whatever the
+    padding holds, as long as its ids lie in the vocabulary. With the `trace` of completions that were sampled
+    within a language, only tokens that could have come count: a token without alternative has 0, and so has
+    one beyond the language. Raises ValueError for a temperature or chunk <= 0.
     """
     if temperature <= 0 or chunk <= 0:
         raise ValueError(f"temperature {temperature} and chunk {chunk} must be positive")
@@ -73,26 +85,34 @@ def completion_log_probs(
     # Where twice: cleaning only the result would let the padding's gradient through as 0 * inf.
     hidden_BxCxD = jnp.where(valid_BxC[:, :, None], hidden_BxCxD, 0)
 
-    # On a mesh a device holds few of the rows, and for each chunk gathers the head and adds up its gradient
-    # with all others: as many times fewer chunks leave it as many logits at a time as one device would hold.
-    chunk = min(chunk * batch_shards(), steps)
+    # On a mesh a device holds few of the rows, and for each chunk it gathers the head and adds up the head's
+    # gradient with all others. So its rows take longer chunks, of as many tokens as keep it busy meanwhile.
+    shards = batch_shards()
+    busy = TOKENS_OF_A_DEVICE // -(-batch // shards)
+    chunk = min(max(chunk, min(busy, chunk * shards)), steps)
     num_chunks = -(-steps // chunk)
     fill = num_chunks * chunk - steps
     head_VxD = decoder.head_weight()
 
     # Recomputed in the backward pass, which would otherwise keep every chunk's logits.
     @jax.checkpoint
-    def score(head_VxD, hidden_BxKxD, tokens_BxK):
-        return token_log_probs(project_logits(hidden_BxKxD, head_VxD), tokens_BxK, temperature)
+    def score(head_VxD, hidden_BxKxD, tokens_BxK, place_BxK):
+        logits_BxKxV = project_logits(hidden_BxKxD, head_VxD)
+        if trace is not None:
+            logits_BxKxV = mask_logits(trace.automaton, place_BxK, logits_BxKxV)
+        return token_log_probs(logits_BxKxV, tokens_BxK, temperature)
 
     def in_chunks(x):
         x = jnp.pad(x, [(0, 0), (0, fill)] + [(0, 0)] * (x.ndim - 2))
         return jnp.moveaxis(x.reshape(batch, num_chunks, chunk, *x.shape[2:]), 1, 0)
 
+    places_BxC = None if trace is None else trace.places_BxC
+    counted_BxC = valid_BxC if trace is None else valid_BxC & trace.free_BxC
     scores_NxBxK = jax.lax.map(
-        lambda xs: score(head_VxD, *xs), (in_chunks(hidden_BxCxD), in_chunks(completions_BxC))
+        lambda xs: score(head_VxD, *xs),
+        jax.tree.map(in_chunks, (hidden_BxCxD, completions_BxC, places_BxC)),
     )
     log_probs, entropy = (
-        jnp.where(valid_BxC, jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :steps], 0.0) for x in scores_NxBxK
+        jnp.where(counted_BxC, jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :steps], 0.0) for x in scores_NxBxK
     )
     return log_probs, entropy

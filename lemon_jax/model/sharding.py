@@ -147,6 +147,12 @@ def using(tree: Any) -> contextlib.AbstractContextManager[Any]:
     return contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh)
 
 
+def on_one_device() -> bool:
+    """Whether a function is being traced outside of `using`, or for a mesh of one device."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return bool(mesh.empty or mesh.size == 1)
+
+
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
     """The same array, split as its logical axes say, inside a jit-compiled function; see `using`.
 

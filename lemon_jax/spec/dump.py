@@ -9,12 +9,12 @@ from .types import Agent, Spec
 
 ID = re.compile(r"[A-Za-z_][A-Za-z0-9_-]{0,31}")
 # JSON leaves these as they are, but YAML reads them as line breaks or refuses them.
-_ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
+ESCAPED = re.compile("[\x7f-\x9f\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]")
 
 
 def quote(text: str) -> str:
     """Double-quoted with JSON escapes; what is not ASCII stays itself. In: a "b"  Out: "a \\"b\\"" """
-    return _ESCAPED.sub(lambda m: f"\\u{ord(m.group()):04x}", json.dumps(text, ensure_ascii=False))
+    return ESCAPED.sub(lambda m: f"\\u{ord(m.group()):04x}", json.dumps(text, ensure_ascii=False))
 
 
 def word(text: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from lemon_jax.model import Tokenizer, covering_tokens
+from lemon_jax.model import TextTokenizer, covering_tokens
 from lemon_jax.orchestrator import Rollout, pad
 from lemon_jax.spec import Edit
 
@@ -45,12 +45,20 @@ class SpanTokens:
     edited_ids: tuple[int, ...]
 
 
-def span_tokens(tokenizer: Tokenizer, rollout: Rollout, edit: Edit) -> SpanTokens:
+Spell = Callable[[Rollout, int, str, Sequence[int]], tuple[int, ...] | None]
+
+
+def span_tokens(
+    tokenizer: TextTokenizer, rollout: Rollout, edit: Edit, spell: Spell | None = None
+) -> SpanTokens | None:
     """The smallest token range of the sampled ids that covers the edited field, and its replacement.
 
     Tokens may straddle the field's ends; what they hold beyond it stands in the replacement too. Ids that
     both begin with are no part of either: they belong to the common prefix, and a mean over spans of
     different lengths would push them.
+
+    The replacement is written with the tokenizer's own ids, or with those that `spell` gives (see
+    `Orchestrator.spell`); None if it has none.
 
     In:  `[a1, a2]` edited to `[a1]`
     Out: `, a2]` and `]`
@@ -63,6 +71,11 @@ def span_tokens(tokenizer: Tokenizer, rollout: Rollout, edit: Edit) -> SpanToken
     text = rollout.text
     replacement = text[left:start] + edited + text[end:right]
     sampled, new = rollout.token_ids[first:last], tuple(tokenizer.encode(replacement))
+    if spell is not None:
+        spelled = spell(rollout, first, replacement, new)
+        if spelled is None:
+            return None
+        new = spelled
     shared = 0
     while shared < min(len(sampled), len(new)) - 1 and sampled[shared] == new[shared]:
         shared += 1

@@ -88,6 +88,7 @@ class RunConfig:
     group: int = 4
     edits_per_step: int = 4  # counterfactual executions a step; 0 without counterfactuals
     updates_per_step: int = 2  # passes over a step's specs; from the second on the ratios are clipped
+    constrained: bool = False  # specs are sampled, and scored, within the canonical spec language
     eval_tasks: int = 50
     accept_isolation: str = ACCEPTED  # the lowest under which an answer's code may run
     baselines: str = ",".join(DEFAULT_BASELINES)  # to evaluate beside the policy; also "all" and "none"
@@ -95,6 +96,9 @@ class RunConfig:
     search_candidates: int = 16
     search_tokens: int = 0  # worker tokens of that search; 0: as many as the training used
     checkpoint_every: int = 5
+    lora_rank: int = 0  # of low-rank adapters, which alone are trained then; 0: all parameters are
+    lora_alpha: float = 16.0  # a correction counts lora_alpha / lora_rank times
+    lora_targets: str = "q,k,v,o,gate,up,down"  # the projections of a block that have adapters
     reward: RewardConfig = field(default_factory=RewardConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
 

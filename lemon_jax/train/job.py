@@ -189,7 +189,8 @@ class Job:
         if self.config.steps == 0:  # one and the same
             del policies["warmstart"]
         for method, policy in policies.items():
-            specs[method] = [_verdict(r) for r in policy.write_greedy(texts, prompt_slots=slots)]
+            written = policy.write_greedy(texts, prompt_slots=slots, constrained=self.config.constrained)
+            specs[method] = [_verdict(r) for r in written]
         known = baselines(seed=self.config.seed, family=tasks[0].family)
         specs |= {n: fixed(known[n], len(tasks)) for n in baseline_names(self.config.baselines)}
         if found is not None:

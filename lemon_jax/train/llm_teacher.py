@@ -9,50 +9,11 @@ from lemon_jax.backends import Backend, CapacityConfig, Message, Request, Worker
 from lemon_jax.bench import Task
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.show_progress import ShowProgress
-from lemon_jax.spec import CAPACITIES, ROLES, Agent, BaseRole, Spec, dump, parse
+from lemon_jax.spec import Spec, dump, explain, parse
 
 MAX_TOKENS = 600  # of one reply; a spec of four agents takes about 300
 TEMPERATURE = 0.8  # where the capacity names none
 BATCH = 256  # requests handed to the backend at once; how many of them run together is its own limit
-
-_EXAMPLE_TASK = """\
-One pump fills a tank in 6 hours and another in 4 hours. How many hours do both together need?
-A) 2
-B) 2.4
-C) 5
-D) 10"""
-_EXAMPLE = Spec(
-    agents=(
-        Agent(
-            id="a1",
-            name="Work rate analyst",
-            role="mathematical_analyst",
-            duty="Write how the two rates add up.",
-            capacity="small",
-        ),
-        Agent(
-            id="a2",
-            name="Programming expert",
-            role="programming_expert",
-            duty="Compute the hours from the joint rate.",
-            capacity="medium",
-            depends_on=("a1",),
-        ),
-        Agent(
-            id="a3",
-            name="Nearest option",
-            role="nearest_option",
-            duty="Choose the option nearest to the hours.",
-            capacity="small",
-            depends_on=("a2",),
-        ),
-    ),
-    output="a3",
-)
-_TOOLS = {
-    "calculator": " A calculator evaluates it.",
-    "program": " It is run, and its value is the answer.",
-}
 
 
 @dataclass
@@ -151,7 +112,7 @@ def teacher_messages(task: Task) -> tuple[Message, ...]:
     user = f"Task:\n{task.prompt()}\n\n"
     if not task.options:
         user += "The task has no options: use neither option_chooser nor nearest_option.\n\n"
-    return (Message(role="system", content=_system()), Message(role="user", content=user + "Spec:"))
+    return (Message(role="system", content=explain()), Message(role="user", content=user + "Spec:"))
 
 
 def _round_trips(spec: Spec) -> bool:
@@ -171,31 +132,3 @@ def _requests(task: Task, level: CapacityConfig, per_task: int) -> list[Request]
         )
         for index in range(per_task)
     ]
-
-
-def _system() -> str:
-    roles = "\n".join(_role_line(role) for role in ROLES.values())
-    return f"""\
-You design small teams of agents. For the task that you are given, write one spec: a YAML document and \
-nothing else, no code fence, no comment.
-
-- First `version: 1`, then `agents:` with one to four agents, then `output:` with the id of the agent whose \
-answer counts.
-- Each agent has the keys id, name, role, duty, capacity and depends_on, in this order.
-- id: a1, a2 and so on. name, duty: short texts in double quotes; the duty is one sentence that fits the task.
-- role: one of the roles below. capacity: {", ".join(CAPACITIES)}; a higher one is better and costs more.
-- depends_on: the earlier agents whose outputs the agent reads, such as [a1, a2], or [].
-
-Roles:
-{roles}
-
-Example task:
-{_EXAMPLE_TASK}
-
-Example spec:
-{dump(_EXAMPLE)}"""
-
-
-def _role_line(role: BaseRole) -> str:
-    tool = _TOOLS.get(role.tool, "") if role.llm else " A tool without a model; it needs a dependency."
-    return f"- {role.name}: {role.default_duty}{tool}"

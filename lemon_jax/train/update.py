@@ -11,17 +11,17 @@ import optax
 from flax import nnx
 from jaxtyping import Array
 
-from lemon_jax.model import Decoder, completion_log_probs
+from lemon_jax.model import Constraint, Decoder, completion_log_probs, trace
 from lemon_jax.model.sharding import constrain_tree, mesh_of, tree_shardings
 from lemon_jax.train import losses
 from lemon_jax.train.batch import UpdateBatch
 from lemon_jax.train.config import UpdateConfig
 
-SCORING_CHUNK = 32
+SCORING_CHUNK = 64
 
 
 class TrainState(NamedTuple):
-    """What training changes on the device: parameters and optimiser."""
+    """What training changes on the device: parameters (all of the policy, or its adapters) and optimiser."""
 
     params: nnx.State
     opt_state: Any
@@ -55,22 +55,35 @@ class Weights(NamedTuple):
     tokens: Array
 
 
-def loss_weights(batch: UpdateBatch, config: UpdateConfig) -> Weights:
+def loss_weights(batch: UpdateBatch, config: UpdateConfig, constraint: Constraint | None = None) -> Weights:
     """The weights of a batch, or of micro-batches stacked along a first axis."""
-    steps = batch.completions_BxC.shape[-1]
-    mask_BxC = losses.token_mask(batch.lengths_B.reshape(-1), steps) & batch.kept_B.reshape(-1, 1)
+    steps, lengths_B = batch.completions_BxC.shape[-1], batch.lengths_B.reshape(-1)
+    mask_BxC = losses.token_mask(lengths_B, steps) & batch.kept_B.reshape(-1, 1)
+    if constraint is not None:
+        mask_BxC &= trace(constraint, batch.completions_BxC.reshape(-1, steps), lengths_B).free_BxC
     nothing = jnp.zeros(mask_BxC.shape, jnp.float32)
     counted = losses.aggregate(nothing, mask_BxC, config.aggregation)
     return Weights(policy=counted.weight, tokens=jnp.sum(mask_BxC.astype(jnp.float32)))
 
 
 def span_scores(
-    log_probs_BxC: Array, edited_KxC: Array, batch: UpdateBatch, *, normalise: bool
+    log_probs_BxC: Array,
+    edited_KxC: Array,
+    batch: UpdateBatch,
+    *,
+    normalise: bool,
+    free_BxC: Array | None = None,
+    edited_free_KxC: Array | None = None,
 ) -> tuple[Array, Array]:
-    """(s(z|c), s(z'|c)) of every edit. The original's comes from its rollout's own scoring pass."""
+    """(s(z|c), s(z'|c)) of every edit. The original's comes from its rollout's own scoring pass.
+
+    A token that had no alternative is in no span: where `free` is given, it is True for the others.
+    """
     steps = log_probs_BxC.shape[1]
     original = losses.span_mask(batch.first_K, batch.last_K, steps)
     edited = losses.span_mask(batch.first_K, batch.edited_lengths_K, steps)
+    if free_BxC is not None and edited_free_KxC is not None:
+        original, edited = original & free_BxC[batch.source_K], edited & edited_free_KxC
     return (
         losses.span_score(log_probs_BxC[batch.source_K], original, normalise=normalise),
         losses.span_score(edited_KxC, edited, normalise=normalise),
@@ -92,6 +105,7 @@ def total_loss(
     reference: Decoder,
     batch: UpdateBatch,
     config: UpdateConfig,
+    constraint: Constraint | None = None,
     weights: Weights | None = None,
     *,
     remat: bool = False,
@@ -102,11 +116,12 @@ def total_loss(
     of tokens of the step: with "token", a token of an edited span weighs as much as one of GRPO, times
     `counterfactual`. Without KL no reference is scored, and the metric `kl` is 0.
 
-    Rollouts and edited specs are scored in one pass, in the layout that sampled them. Of a micro-batch, with
-    the `weights` of the whole step, this is its share of the step's loss and metrics: they add up, but for
-    `sampling_gap`, which is a maximum.
+    Rollouts and edited specs are scored in one pass, in the layout that sampled them. With a `constraint`
+    they are scored over the support that it left when they were sampled; tokens without alternative have no
+    loss and are counted nowhere. Of a micro-batch, with the `weights` of the whole step, this is its share of
+    the step's loss and metrics: they add up, but for `sampling_gap`, which is a maximum.
     """
-    weights = weights or loss_weights(batch, config)
+    weights = weights or loss_weights(batch, config, constraint)
     num_rollouts = batch.completions_BxC.shape[0]
     rows = (
         jnp.concatenate([batch.prompts_BxP, batch.prompts_BxP[batch.source_K]]),
@@ -115,22 +130,33 @@ def total_loss(
         jnp.concatenate([batch.lengths_B, batch.edited_lengths_K]),
     )
     score = partial(completion_log_probs, temperature=config.temperature, chunk=SCORING_CHUNK, remat=remat)
-    all_log_probs, all_entropy = score(decoder, *rows)
+    support = None if constraint is None else trace(constraint, rows[2], rows[3])
+    all_log_probs, all_entropy = score(decoder, *rows, trace=support)
     log_probs_BxC = all_log_probs[:num_rollouts]
 
     mask_BxC = losses.token_mask(batch.lengths_B, log_probs_BxC.shape[1]) & batch.kept_B[:, None]
+    free = edited_free = None
+    if support is not None:
+        free, edited_free = support.free_BxC[:num_rollouts], support.free_BxC[num_rollouts:]
+        mask_BxC = mask_BxC & free
     per_token, was_clipped = _policy_loss(log_probs_BxC, batch, mask_BxC, config)
     policy = losses.Sum(losses.aggregate(per_token, mask_BxC, config.aggregation).total, weights.policy)
     tokens = weights.tokens
     kl = losses.Sum(jnp.float32(0), jnp.float32(1))
     if config.kl:
-        ref_log_probs_BxC, _ = score(reference, *(x[:num_rollouts] for x in rows))
+        own = None if support is None else support.first(num_rollouts)
+        ref_log_probs_BxC, _ = score(reference, *(x[:num_rollouts] for x in rows), trace=own)
         estimate = losses.kl_to_reference(
             log_probs_BxC, ref_log_probs_BxC, mask_BxC, estimator=config.kl_estimator
         )
         kl = losses.Sum(losses.aggregate(estimate, mask_BxC, config.aggregation).total, weights.policy)
     original_K, edited_K = span_scores(
-        log_probs_BxC, all_log_probs[num_rollouts:], batch, normalise=config.normalise_spans
+        log_probs_BxC,
+        all_log_probs[num_rollouts:],
+        batch,
+        normalise=config.normalise_spans,
+        free_BxC=free,
+        edited_free_KxC=edited_free,
     )
     if config.counterfactual_form == "preference":
         spans = losses.counterfactual(original_K, edited_K, batch.contrast_K, batch.weight_K, tau=config.tau)
@@ -158,27 +184,32 @@ def update(
     state: TrainState,
     reference: nnx.State,
     batch: UpdateBatch,
+    constraint: Constraint | None = None,
     *,
+    frozen: tuple[nnx.State, ...] = (),
     graph: nnx.GraphDef,
     config: UpdateConfig,
     remat: bool = False,
 ) -> tuple[TrainState, dict[str, Array]]:
     """The state after one step of Adam on `total_loss`, and the step's metrics.
 
-    A batch of `batch.micro_batches` is accumulated: one decoder pass a micro-batch, one step of Adam.
+    A batch of `batch.micro_batches` is accumulated: one decoder pass a micro-batch, one step of Adam. What
+    policy and reference share, and nothing trains, is `frozen`, in the dtype it is computed with.
     """
 
     def loss_fn(
         params: nnx.State, batch: UpdateBatch, weights: Weights | None
     ) -> tuple[Array, dict[str, Array]]:
-        decoder = nnx.merge(graph, cast(params, config))
-        return total_loss(decoder, nnx.merge(graph, reference), batch, config, weights, remat=remat)
+        decoder = nnx.merge(graph, cast(params, config), *frozen)
+        start = nnx.merge(graph, reference, *frozen)
+        return total_loss(decoder, start, batch, config, constraint, weights, remat=remat)
 
     gradient = jax.value_and_grad(loss_fn, has_aux=True)
     if batch.completions_BxC.ndim == 2:
         (_, metrics), grads = gradient(state.params, batch, None)
     else:
-        grads, metrics = _accumulate(partial(gradient, state.params), state.params, batch, config)
+        weights = loss_weights(batch, config, constraint)
+        grads, metrics = _accumulate(partial(gradient, state.params), state.params, batch, weights)
     updates, opt_state = optimizer(config).update(grads, state.opt_state, state.params)
     metrics["grad_norm"] = optax.tree.norm(grads)
     stepped = TrainState(params=optax.apply_updates(state.params, updates), opt_state=opt_state)
@@ -186,10 +217,9 @@ def update(
 
 
 def _accumulate(
-    gradient: Any, params: nnx.State, batches: UpdateBatch, config: UpdateConfig
+    gradient: Any, params: nnx.State, batches: UpdateBatch, weights: Weights
 ) -> tuple[nnx.State, dict[str, Array]]:
     """Gradients and metrics of a step from those of its micro-batches, one after the other."""
-    weights = loss_weights(batches, config)
 
     def add(total: nnx.State, batch: UpdateBatch) -> tuple[nnx.State, dict[str, Array]]:
         (_, metrics), grads = gradient(batch, weights)

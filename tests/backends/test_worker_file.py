@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from lemon_jax.backends import (
 )
 from lemon_jax.errors import LemonError
 
+_SHA256_OF_GGUF = hashlib.sha256(b"GGUF").hexdigest()[:16]
 CAPACITIES = "".join(f'[capacities.{c}]\nmodel = "m"\nprice = 1\n' for c in ("small", "medium", "large"))
 SCRIPTED = '[models.m]\nbackend = "scripted"\n' + CAPACITIES
 
@@ -84,6 +86,15 @@ def test_deterministic_means_one_slot():
         (openai("localhost:8000"), "models.m.base_url: found 'localhost:8000', expected an address"),
         ('[models.m]\nbackend = "embedded"\n' + CAPACITIES, "expected either path"),
         ('[models.m]\nbackend = "embedded"\npreset = "q"\n' + CAPACITIES, "expected one of qwen2.5"),
+        ('[models.m]\nbackend = "jax"\n' + CAPACITIES, "expected either path"),
+        (
+            '[models.m]\nbackend = "jax"\npath = "a"\nweights = "q4"\n' + CAPACITIES,
+            "models.m.weights: found 'q4', expected one of bfloat16, float32",
+        ),
+        (
+            '[models.m]\nbackend = "jax"\npath = "a"\nthreads = 2\n' + CAPACITIES,
+            'models.m.threads: unknown key for backend = "jax"',
+        ),
         (
             '[models.m]\nbackend = "embedded"\npath = "a"\ncontext = 512\n' + CAPACITIES,
             "max_tokens: expected below models.m.context = 512",
@@ -107,7 +118,7 @@ def test_all_faults_in_one_message_without_passwords():
 
 
 def test_missing_and_undecodable_files(tmp_path):
-    with pytest.raises(LemonError, match="give a TOML file or one of embedded, scripted"):
+    with pytest.raises(LemonError, match="give a TOML file or one of embedded, jax, scripted"):
         worker_config(str(tmp_path / "none.toml"))
     (tmp_path / "bad.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(LemonError, match="not UTF-8"):
@@ -167,6 +178,15 @@ def test_a_server_may_be_given_the_identity_of_its_weights():
         assert run_pool(openai(url), identities) == (f"openai:x@{place}",) * 2
     with pytest.raises(LemonError, match=r"models\.m\.identity: found '', expected a text"):
         parse(openai("http://h/v1", 'identity = ""'))
+
+
+def test_a_model_on_jax_has_many_slots_and_its_weights_in_its_identity(tmp_path):
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    table = '[models.m]\nbackend = "jax"\npath = "a.gguf"\n'
+    for line, weights in (("", "bfloat16"), ('weights = "float32"\n', "float32")):
+        config = parse_worker_file(table + line + CAPACITIES, source="s", folder=tmp_path)
+        assert config.models["m"].slots == 32
+        assert WorkerPool(config).backend("m").identity == f"jax:{_SHA256_OF_GGUF}:{weights}"
 
 
 def test_embedded_identity_needs_no_model_file():

@@ -1,6 +1,7 @@
 """The decoder against its plain NumPy twin, and the layout it is used with."""
 
 import dataclasses
+import json
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,7 @@ from lemon_jax.model import (
     named_params,
     rope_positions,
 )
+from lemon_jax.model.layout import window_mask
 
 QWEN_SHAPE = DecoderConfig(
     vocab_size=61, embed_dim=28, num_layers=2, num_heads=14, num_kv_heads=2, head_dim=4, mlp_dim=36,
@@ -52,6 +54,19 @@ def test_layout_of_the_docstring():
     assert mask[0, 0].astype(int).tolist() == [1, 0, 0, 0, 0, 0]
 
 
+def test_a_window_counts_tokens_not_slots():
+    lengths, slots = jnp.array([2, 4]), jnp.arange(7)
+    mask = attention_mask(lengths, slots, 4, 7)
+    positions = np.asarray(rope_positions(lengths, slots, 4))
+    for window in (1, 3, 7):
+        near = positions[:, :, None] - positions[:, None, :] < window
+        rows = np.array([[0, 1, 4, 5, 6], [0, 1, 2, 3, 4]])  # prompt padding asks nothing
+        for b, queries in enumerate(rows):
+            actual = np.asarray(window_mask(mask, window))[b, queries]
+            assert (actual == (np.asarray(mask) & near)[b, queries]).all()
+    assert window_mask(mask, 3)[0, 5].astype(int).tolist() == [0, 1, 0, 0, 1, 1, 0]
+
+
 def test_bfloat16_parameters_compute_in_bfloat16_but_give_fp32_logits():
     decoder = random_decoder()
     low = jax.tree.map(lambda x: x.astype(jnp.bfloat16), decoder)
@@ -78,6 +93,9 @@ def test_compact_fits_its_budget():
 
 def test_config_round_trip_and_faults():
     assert DecoderConfig.from_dict(TINY.to_dict()) == TINY
+    assert len(TINY.to_dict()) == 11  # what files held before there were other families
+    sliding = dataclasses.replace(TINY, sliding_layers=(1,), sliding_window=4, query_pre_attn_scalar=9.0)
+    assert DecoderConfig.from_dict(json.loads(json.dumps(sliding.to_dict()))) == sliding
     values = TINY.to_dict() | {"heads": 3, "mlp_dim": "64"}
     del values["vocab_size"]
     with pytest.raises(LemonError, match=r"unknown key 'heads'; missing key 'vocab_size'; mlp_dim is '64'"):
@@ -86,6 +104,11 @@ def test_config_round_trip_and_faults():
         ({"num_heads": 3}, "not a multiple"),
         ({"head_dim": 7}, "odd"),
         ({"num_layers": 0}, "num_layers is 0"),
+        ({"activation": "relu"}, "activation is 'relu', expected one of silu, gelu_tanh"),
+        ({"sliding_layers": (0,)}, "needs a sliding_window"),
+        ({"sliding_layers": (0, 2), "sliding_window": 4}, "outside 0..1"),
+        ({"rope_scaling": "llama3", "rope_high_freq_factor": 1.0}, "must exceed"),
+        ({"query_pre_attn_scalar": float("nan")}, "must be positive and finite"),
     ]:
         with pytest.raises(LemonError, match=message):
             dataclasses.replace(TINY, **change)

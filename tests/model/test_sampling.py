@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from model_helpers import TINY, full_logits, random_decoder, random_prompts
 
-from lemon_jax.model import completion_log_probs
+from lemon_jax.model import completion_log_probs, stages
 from lemon_jax.model import sample as device_sample
 from lemon_jax.model.sampling import inverse_cdf
 
@@ -38,7 +38,7 @@ def prompts():
 @pytest.fixture(scope="module")
 def drawn(decoder, prompts):
     """Free-running samples, and an id to end on that occurs in the middle of some of them."""
-    samples = sample(decoder, *prompts, jax.random.key(3), eos_id=-1, **STATIC)
+    samples = sample(decoder, *prompts, jax.random.key(3), eos_ids=(-1,), **STATIC)
     return samples, int(samples.tokens_BxC[4, 5])
 
 
@@ -55,7 +55,7 @@ def test_log_probs_equal_the_full_forward_pass_for_uneven_prompts(decoder, promp
 
 def test_log_probs_equal_the_scoring_pass(decoder, prompts, drawn):
     _, eos = drawn
-    samples = sample(decoder, *prompts, jax.random.key(3), eos_id=eos, **STATIC)
+    samples = sample(decoder, *prompts, jax.random.key(3), eos_ids=(eos,), **STATIC)
     score = jax.jit(completion_log_probs, static_argnames=("temperature", "chunk"))
     repeated = [np.repeat(x, 3, axis=0) for x in prompts]
     log_probs, _ = score(
@@ -69,7 +69,7 @@ def test_log_probs_equal_the_scoring_pass(decoder, prompts, drawn):
 
 def test_eos_ends_a_row_and_counts_as_its_last_token(decoder, prompts, drawn):
     free, eos = drawn
-    samples = sample(decoder, *prompts, jax.random.key(3), eos_id=eos, **STATIC)
+    samples = sample(decoder, *prompts, jax.random.key(3), eos_ids=(eos,), **STATIC)
     assert samples.finished_B[4]
     for row in range(9):
         found = np.flatnonzero(np.asarray(free.tokens_BxC[row]) == eos)
@@ -86,7 +86,7 @@ def test_a_row_depends_on_no_other(decoder, prompts, drawn):
     tokens = np.array(prompts[0])
     tokens[1:] = (tokens[1:] + 17) % TINY.vocab_size
     changed = sample(
-        decoder, jnp.asarray(tokens), jnp.array([6, 5, 2]), jax.random.key(3), eos_id=-1, **STATIC
+        decoder, jnp.asarray(tokens), jnp.array([6, 5, 2]), jax.random.key(3), eos_ids=(-1,), **STATIC
     )
     assert (changed.tokens_BxC[:3] == samples.tokens_BxC[:3]).all()
     np.testing.assert_allclose(changed.log_probs_BxC[:3], samples.log_probs_BxC[:3], atol=1e-5)
@@ -98,13 +98,13 @@ def test_a_row_depends_on_no_other(decoder, prompts, drawn):
 def test_padding_does_not_change_results(decoder, prompts, drawn):
     samples, _ = drawn
     wider = jnp.pad(prompts[0], ((0, 0), (0, 5)), constant_values=7)
-    padded = sample(decoder, wider, prompts[1], jax.random.key(3), eos_id=-1, **STATIC)
+    padded = sample(decoder, wider, prompts[1], jax.random.key(3), eos_ids=(-1,), **STATIC)
     assert (padded.tokens_BxC == samples.tokens_BxC).all()
     np.testing.assert_allclose(padded.log_probs_BxC, samples.log_probs_BxC, atol=1e-4)
 
 
 def test_greedy_equals_repeated_argmax(decoder, prompts):
-    samples = sample(decoder, *prompts, jax.random.key(0), eos_id=-1, group=1, max_new=8, temperature=0.0)
+    samples = sample(decoder, *prompts, jax.random.key(0), eos_ids=(-1,), group=1, max_new=8, temperature=0.0)
     for row, n in enumerate(LENGTHS):
         tokens = prompts[0][row, :n].tolist()
         for step in range(8):
@@ -117,14 +117,14 @@ def test_greedy_equals_repeated_argmax(decoder, prompts):
 
 def test_one_step_needs_no_cache_slot(decoder, prompts):
     static = STATIC | {"max_new": 1, "group": 1}
-    samples = sample(decoder, *prompts, jax.random.key(3), eos_id=-1, **static)
+    samples = sample(decoder, *prompts, jax.random.key(3), eos_ids=(-1,), **static)
     assert samples.lengths_B.tolist() == [1] * 3
 
 
 @pytest.mark.parametrize("change", [{"group": 0}, {"max_new": 0}, {"temperature": -1.0}])
 def test_impossible_settings_are_refused(decoder, prompts, change):
     with pytest.raises(ValueError, match="must be >= 1"):
-        sample(decoder, *prompts, jax.random.key(0), eos_id=2, **STATIC | change)
+        sample(decoder, *prompts, jax.random.key(0), eos_ids=(2,), **STATIC | change)
 
 
 @pytest.mark.parametrize("vocab", [1, 17, 512])
@@ -149,3 +149,26 @@ def test_inverse_cdf_draws_the_distribution():
     uniform = jax.random.uniform(jax.random.key(0), (20000,))
     tokens = inverse_cdf(jnp.tile(jnp.log(jnp.asarray(p, jnp.float32))[None, :], (20000, 1)), uniform)
     np.testing.assert_allclose(np.bincount(tokens, minlength=5) / 20000, p, atol=0.012)
+
+
+@pytest.mark.parametrize(("first_stage", "fewest_rows"), [(2, 2), (3, 4), (12, 8)])
+def test_stages_and_groups_draw_the_same(decoder, prompts, drawn, monkeypatch, first_stage, fewest_rows):
+    """Nine rows in groups of 9, 5, 3 and 2, which leave none, one or two places empty."""
+    free, eos = drawn
+    monkeypatch.setattr(stages, "FIRST_STAGE", first_stage)
+    monkeypatch.setattr(stages, "FEWEST_ROWS", fewest_rows)
+    anew = jax.jit(device_sample.__wrapped__, static_argnames=[*STATIC, "eos_ids"])
+    for eos_ids in ((-1,), (eos,)):
+        whole = sample(decoder, *prompts, jax.random.key(3), eos_ids=eos_ids, **STATIC)
+        staged = jax.device_get(anew(decoder, *prompts, jax.random.key(3), eos_ids=eos_ids, **STATIC))
+        for name in ("tokens_BxC", "lengths_B", "finished_B"):
+            np.testing.assert_array_equal(getattr(staged, name), getattr(whole, name))
+        np.testing.assert_allclose(staged.log_probs_BxC, whole.log_probs_BxC, atol=1e-5)
+    assert free.tokens_BxC.any()
+
+
+def test_stages_end_where_the_completion_does():
+    assert stages.stage_ends(256) == [64, 128, 256]
+    assert stages.stage_ends(320) == [64, 128, 256, 320]
+    assert stages.stage_ends(64) == [64]
+    assert stages.stage_ends(3) == [3]

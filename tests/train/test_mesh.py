@@ -25,7 +25,7 @@ SHAPES = [(8, 1, 1), (1, 8, 1), (2, 2, 2)]  # eight rollouts; four heads on two 
 
 @pytest.fixture(scope="module")
 def policy(tokenizer):
-    return untrained(tokenizer, layers=1, max_new=16)
+    return untrained(tokenizer, layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +52,18 @@ def batch(policy):
     )
 
 
-def _updated(policy, batch, *, config=CONFIG, mesh=None, remat=False, steps=1) -> tuple[TrainState, dict]:
-    """The state after `steps` updates on the batch, on the host, and the metrics of the last."""
+def _updated(
+    policy, batch, *, config=CONFIG, mesh=None, constrained=False, remat=False
+) -> tuple[TrainState, dict]:
+    """The state after an update on the batch, on the host, and its metrics."""
     graph, start = nnx.split(policy.decoder)
     if mesh is not None:
         start = place(start, mesh)
     state = init_state(jax.tree.map(lambda x: x.copy(), start), config)
+    constraint = policy.constraint if constrained else None
+    static = {"graph": graph, "config": config, "remat": remat}
     with optax_promotion(), using(start):
-        for _ in range(steps):
-            state, metrics = update(
-                state, cast(start, config), batch, graph=graph, config=config, remat=remat
-            )
+        state, metrics = update(state, cast(start, config), batch, constraint, **static)
     assert mesh_of(state) == mesh
     return fetch(state), {name: float(value) for name, value in metrics.items()}
 
@@ -107,6 +108,13 @@ def test_eight_parts_of_one_accumulate_to_one_part_of_eight(policy, batch, alone
 def test_remat_on_a_mesh_and_in_parts(policy, batch, alone):
     mesh = make_mesh(data=2, fsdp=4)
     assert_same_update(_updated(policy, micro_batches(batch, 2), mesh=mesh, remat=True), alone)
+
+
+def test_constrained_specs_count_their_free_tokens_in_parts_too(policy, batch, alone):
+    whole = _updated(policy, batch, constrained=True)
+    assert whole[1]["loss"] != pytest.approx(alone[1]["loss"], abs=1e-3)
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)
+    assert_same_update(_updated(policy, micro_batches(batch, 3), mesh=mesh, constrained=True), whole)
 
 
 def test_accumulation_divides_by_the_whole_step_whatever_is_counted(policy, batch):

@@ -1,0 +1,114 @@
+"""Worker models in this process, on JAX: many requests in one batch of fixed shape.
+
+Nothing here imports JAX before the first request needs it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+
+from lemon_jax.backends import wire
+from lemon_jax.backends.concurrency import answer_all
+from lemon_jax.backends.engine_thread import EngineThread, ServedModel
+from lemon_jax.backends.gate import ExclusiveGate
+from lemon_jax.backends.model_files import Progress
+from lemon_jax.backends.scheduler import Job
+from lemon_jax.backends.types import Reply, Request
+from lemon_jax.errors import LemonError
+
+
+class JaxBackend:
+    """A worker model on `model.serving`, loaded at the first request.
+
+    `locate` returns the model file, downloading it if need be, and `load` makes a served model of it; both
+    run in the engine's thread. A reply depends on its request alone, not on what else is asked. Identity:
+    "jax:", the head of the file's digest, and the type of the weights.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        locate: Callable[[Progress], Path],
+        load: Callable[[Path], ServedModel],
+        identity: str,
+        gate: ExclusiveGate,
+        *,
+        slots: int = 32,
+        on_progress: Progress | None = None,
+    ) -> None:
+        self.identity = identity
+        self._name = name
+        self._locate = locate
+        self._load = load
+        self._gate = gate
+        self._on_progress = on_progress
+        # As many again wait inside the engine, so that a slot that is free is filled at once.
+        self._limit = asyncio.Semaphore(2 * slots)
+        self._thread: EngineThread | None = None
+        self._closed = threading.Event()
+
+    def generate(self, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Reply]]:
+        """Yield `(index, reply)` as replies arrive.
+
+        Raises:
+            LemonError: the model cannot be had or loaded, or its chat template refuses the messages.
+        """
+        return answer_all(requests, self._answer, self._limit)
+
+    async def aclose(self) -> None:
+        """End the thread after the step it is in; requests that are open have failed."""
+        self._closed.set()
+        if self._thread is not None:
+            self._thread.stop()
+            await asyncio.to_thread(self._thread.join)
+
+    async def _answer(self, request: Request) -> Reply:
+        # Loading and compiling compute too, so they belong inside the turn.
+        async with self._gate.turn(self._name):
+            model = await self._model()
+            start = time.monotonic()
+            ids = await asyncio.to_thread(model.prompt_ids, request.messages)
+            if len(ids) >= model.context:
+                error = f"context overflow: {len(ids)} tokens where the context holds {model.context}"
+                return Reply(text="", finish="error", error=error)
+            job = Job(
+                prompt=tuple(ids),
+                max_new=request.max_tokens,
+                stop=request.stop,
+                temperature=request.temperature if request.sample_index else 0.0,  # index 0 is greedy
+                seed=wire.seed_of(request),
+            )
+            assert self._thread is not None
+            try:
+                await asyncio.wrap_future(self._thread.submit(job))
+            except Exception as failure:
+                what = f"{type(failure).__name__}: {failure}"
+                return Reply(text="", finish="error", seconds=time.monotonic() - start, error=what)
+            assert job.finish is not None  # set when a job ends
+            return Reply(
+                text=job.text,
+                finish=job.finish,
+                prompt_tokens=len(ids),
+                generated_tokens=len(job.drawn),
+                seconds=time.monotonic() - start,
+            )
+
+    async def _model(self) -> ServedModel:
+        """The model, loaded at the first call; a failure to load is every caller's."""
+        if self._closed.is_set():
+            raise LemonError(f"models.{self._name}: the worker pool is closed")
+        if self._thread is None:
+            self._thread = EngineThread(lambda: self._load(self._locate(self._progress)), self._name)
+            self._thread.start()
+        # One caller that is cancelled must not take the model from the others.
+        return await asyncio.shield(asyncio.wrap_future(self._thread.loaded))
+
+    def _progress(self, done: int, total: int, what: str) -> None:
+        if self._closed.is_set():
+            raise LemonError("the download was stopped")
+        if self._on_progress:
+            self._on_progress(done, total, f"{self._name}: {what}")
