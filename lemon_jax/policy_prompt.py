@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 from lemon_jax.errors import LemonError
 from lemon_jax.model.chat_template import ChatTemplate, RefusedByTemplate
-from lemon_jax.model.pretrained_text import TEMPLATE_FILE
+from lemon_jax.model.pretrained_text import TEMPLATE_FILE, TODAY
 from lemon_jax.model.text_tokenizer import TextTokenizer, symbol_pattern
 from lemon_jax.spec import explain
 
 SEPARATOR = "\n\nSpec:\n"  # between the task and the spec
+_VARIABLES = {"enable_thinking": False}  # the reply is the spec and nothing before it
 _CUTS = "\ue000\ue001\ue002\ue003"  # private characters; one that the task does not use marks where it is cut
 
 
@@ -61,7 +62,8 @@ class ChatPrompt:
         if not isinstance(symbols, dict) or not all(isinstance(text, str) for text in symbols.values()):
             raise LemonError(f"{folder}: the manifest's chat_symbols are {symbols!r:.60}; restore the folder")
         try:
-            return cls(tokenizer, ChatTemplate((folder / TEMPLATE_FILE).read_bytes().decode(), symbols))
+            source = (folder / TEMPLATE_FILE).read_bytes().decode()
+            return cls(tokenizer, ChatTemplate(source, symbols, today=TODAY))
         except (OSError, UnicodeDecodeError, LemonError) as error:
             raise LemonError(f"{folder / TEMPLATE_FILE}: {error}; restore the folder") from error
 
@@ -120,10 +122,11 @@ class ChatPrompt:
             return f"{explain()}\nTask:\n{task}{SEPARATOR}", begin
         user = {"role": "user", "content": task}
         try:
-            return self.template.render([{"role": "system", "content": explain()}, user]), []
+            system = {"role": "system", "content": explain()}
+            return self.template.render([system, user], **_VARIABLES), []
         except RefusedByTemplate:
             merged: dict[str, Any] = {"role": "user", "content": f"{explain()}\nTask:\n{task}"}
-            return self.template.render([merged]), []
+            return self.template.render([merged], **_VARIABLES), []
 
     @cached_property
     def _controls(self) -> re.Pattern[str]:

@@ -3,7 +3,7 @@
     python experiments/bench/aot.py --topology v5e:4x4 --policy qwen2.5-7b --mesh fsdp=16 --tasks 2 --group 8
 
 Compiles the programs that a run executes (sampling, scoring, the update) for every chip of the topology with
-the TPU compiler (`pip install libtpu`), which fails where one does not fit. Prints for each: bytes a chip,
+the TPU compiler (libtpu, see docs/aot.md), which fails where one does not fit. Prints for each: bytes a chip,
 bytes that arrive over the chip's links, FLOPs, and the roofline: no step is faster than its arithmetic at the
 chip's peak, its memory traffic, or its communication, whichever is longest.
 
@@ -19,6 +19,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 # Before JAX: no TPU is looked for, and the compiler's library keeps to itself.
 os.environ.update(
@@ -29,9 +30,13 @@ os.environ.update(
         "TPU_STDERR_LOG_LEVEL": "3",
         "TPU_MIN_LOG_LEVEL": "3",
         "TPU_LOG_DIR": "disabled",
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # no chip is opened, so nobody has to wait for another
         "JAX_PLATFORMS": "cpu",
     }
 )
+# Beside JAX, libtpu has every program look for a TPU; it may lie in a folder of its own instead.
+if library := os.environ.get("LEMON_LIBTPU"):
+    os.environ["TPU_LIBRARY_PATH"] = library
 
 import jax
 from aot_programs import PROGRAMS, Workload, executed_flops, lower, model_flops
@@ -77,20 +82,26 @@ def topology_mesh(name: str, scale: ScaleConfig) -> Mesh:
         devices = topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     except Exception as error:
         reason = str(error).splitlines()[0]
-        raise LemonError(
-            f"--topology {name}: {reason:.200}; install the TPU compiler (pip install libtpu) and give one "
-            f"such as v5e:4x4, v5p:2x2x2 or v6e:4x4"
-        ) from error
+        advice = "give one such as v5e:4x4, v5p:2x2x2 or v6e:4x4"
+        if "not installed" in reason:
+            advice = "install the TPU compiler (docs/aot.md)"
+        raise LemonError(f"--topology {name}: {reason:.200}; {advice}") from error
     return make_mesh(data=scale.data, fsdp=scale.fsdp, tensor=scale.tensor, devices=devices)
 
 
-def measure(program: str, work: Workload, mesh: Mesh) -> Measured:
-    """Compile one program of the workload. Raises `jax.errors.JaxRuntimeError` where it does not fit."""
+def measure(program: str, work: Workload, mesh: Mesh, keep: Path | None = None) -> Measured:
+    """Compile one program of the workload; its text goes to the folder `keep`.
+
+    Raises `jax.errors.JaxRuntimeError` where it does not fit.
+    """
     start = time.perf_counter()
     compiled = lower(program, work, mesh).compile()
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
-    moved = traffic(compiled.as_text(), mesh.size, open_trips=work.completion - 1)
+    text = compiled.as_text()
+    if keep is not None:
+        (keep / f"{program}-{work.config.num_layers}-layers-{work.rollouts}-rollouts.txt").write_text(text)
+    moved = traffic(text, mesh.size, open_trips=work.completion - 1)
     return Measured(
         arguments=memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,
@@ -103,16 +114,17 @@ def measure(program: str, work: Workload, mesh: Mesh) -> Measured:
     )
 
 
-def at_depth(program: str, work: Workload, mesh: Mesh, depths: Sequence[int]) -> Measured:
+def at_depth(
+    program: str, work: Workload, mesh: Mesh, depths: Sequence[int], keep: Path | None = None
+) -> Measured:
     """Measured at the policy's own depth, or extrapolated from two shallower ones: all but the head, the
     embedding and what happens once grows by the same amount with every layer."""
     if not depths:
-        return measure(program, work, mesh)
+        return measure(program, work, mesh, keep)
     full = work.config.num_layers
     low, high = sorted(depths)
-    at = [
-        measure(program, replace(work, config=replace(work.config, num_layers=n)), mesh) for n in (low, high)
-    ]
+    shallow = [replace(work, config=replace(work.config, num_layers=n)) for n in (low, high)]
+    at = [measure(program, one, mesh, keep) for one in shallow]
 
     def line(a: float, b: float) -> float:
         return a + (b - a) / (high - low) * (full - low)
@@ -196,6 +208,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--programs", nargs="+", default=list(PROGRAMS), choices=PROGRAMS, help="which (all)")
     add("--layers", type=int, nargs=2, metavar="N", help="compile these two depths and extrapolate")
     add("--batch", action="store_true", help="compile twice the tasks too, for the largest batch that fits")
+    add("--keep", type=Path, metavar="DIR", help="a folder for the compiled programs' text")
     return parser
 
 
@@ -227,11 +240,11 @@ def run(args: argparse.Namespace) -> None:
     )
     results: dict[str, tuple[Measured, str]] = {}
     for program in args.programs:
-        m = at_depth(program, work, mesh, args.layers or ())
+        m = at_depth(program, work, mesh, args.layers or (), args.keep)
         twice = None
         if args.batch:
             double = replace(work, tasks=2 * work.tasks, edits=2 * work.edits)
-            twice = at_depth(program, double, mesh, args.layers or ())
+            twice = at_depth(program, double, mesh, args.layers or (), args.keep)
         results[program] = (m, largest_batch(m, twice, work.rows(program), CHIPS[family]))
         console.print(f"{program}: compiled in {m.compile_s:.0f} s")
     report(console, results, CHIPS[family])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from lemon_jax.model.tokenizer import TOKENIZER_FILE, Tokenizer, sentencepiece_i
 TEXT_FILES = (TOKENIZER_FILE, TOKENIZER_JSON, IDS_FILE)  # what tokenizers save
 TEMPLATE_FILE = "chat_template.jinja"
 SYMBOLS = ("bos_token", "eos_token", "pad_token", "unk_token")  # what templates call by name
+# Some templates tell the model the date. A run must not depend on the day that it is run or resumed on.
+TODAY = datetime(2024, 7, 26)
 _ANSWER = "a6f2answer"  # a reply that no template holds by itself
 
 
@@ -56,7 +59,7 @@ def _from_gguf(path: Path) -> PretrainedText:
         ids = {symbol: fields.get(f"{name}_token_id") for symbol, name in names.items()}
         symbols = {symbol: fields["tokens"][i] for symbol, i in ids.items() if i is not None}
         source = metadata.get("tokenizer.chat_template")
-        template = ChatTemplate(source, symbols) if source else None
+        template = ChatTemplate(source, symbols, today=TODAY) if source else None
         return PretrainedText(tokenizer=_ending(tokenizer, template), template=template)
     except LemonError as error:
         raise LemonError(f"{path}: {error}") from error
@@ -67,7 +70,7 @@ def _from_folder(folder: Path, vocab_size: int) -> PretrainedText:
     symbols = {name: text for name in SYMBOLS if (text := _symbol(facts.get(name))) is not None}
     try:
         source = _template_source(folder, facts)
-        template = ChatTemplate(source, symbols) if source is not None else None
+        template = ChatTemplate(source, symbols, today=TODAY) if source is not None else None
     except LemonError as error:
         raise LemonError(f"{folder}: {error}") from error
     if (folder / TOKENIZER_JSON).exists():

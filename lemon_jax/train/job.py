@@ -136,6 +136,7 @@ class Job:
                     "bench": self.config.bench,
                     "seed": self.config.seed,
                     "steps": self.config.steps,
+                    "constrained": self.config.constrained,
                     "config_sha256": self.config.sha256(),
                     **self._simulated(),
                 }

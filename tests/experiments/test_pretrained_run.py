@@ -23,24 +23,16 @@ def hub_folder(tmp_path_factory):
 
 
 def test_a_pretrained_model_is_trained_and_read_again(hub_folder, tmp_path, capsys):
-    arguments = (
-        *SMALL,
-        "--policy",
-        hub_folder,
-        "--baselines",
-        "vanilla",
-        "--group",
-        2,
-        "--out",
-        tmp_path / "run",
-    )
-    assert run_main(*arguments, "--steps", 2) == 0
+    """Its specs are constrained to the language: executed and edited, though it knows nothing."""
+    arguments = ("--policy", hub_folder, "--baselines", "vanilla", "--group", 2, "--constrained")
+    assert run_main(*SMALL, *arguments, "--steps", 2, "--out", tmp_path / "run") == 0
     assert "accuracy" in capsys.readouterr().out
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert [row["method"] for row in summary["eval"]] == ["lemon", "warmstart", "vanilla"]
     rows = json_lines(tmp_path / "run" / "metrics.jsonl")
     assert [row["step"] for row in rows] == [0, 1]
-    assert all(np.isfinite(row["loss"]) for row in rows)
+    assert all(np.isfinite(row["loss"]) and row["invalid_rate"] == 0 for row in rows)
+    assert sum(row["counterfactual_executions"] for row in rows) > 0
 
     before, after = Orchestrator.load(hub_folder), Orchestrator.load(tmp_path / "run" / "policy")
     assert after.tokenizer.sha256 == before.tokenizer.sha256
