@@ -200,7 +200,7 @@ def test_worker_file(model, price, expected, refused, tmp_path):
 def test_missing_worker_file(refused, tmp_path):
     line = refused("--workers", tmp_path / "none.toml")
     assert f"{tmp_path}/none.toml: cannot read the worker file" in line
-    assert "embedded, scripted" in line
+    assert "embedded, jax, scripted" in line
 
 
 def test_unreachable_server(refused, tmp_path):
@@ -273,7 +273,7 @@ def started(policy_folder, tmp_path):
     """A run that was stopped before its first step, with a policy and a worker file of its own."""
     shutil.copytree(policy_folder, tmp_path / "policy")
     workers = worker_file(tmp_path)
-    preset = run_script.PRESETS / "default.toml"
+    preset = (Path(run_script.__file__).parent / "presets") / "default.toml"
     config = replace(load_preset(preset, "multiarith"), workers=str(workers), policy=str(tmp_path / "policy"))
     policy, pool = Orchestrator.load(tmp_path / "policy"), WorkerPool(worker_config(str(workers)))
     return RunDir.create(tmp_path / "run", manifest(config, load("multiarith"), policy, pool)).path

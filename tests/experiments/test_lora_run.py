@@ -14,10 +14,10 @@ TASK = "A train goes 60 miles in 2 hours. How fast is it?"
 
 
 def test_the_flags_reach_the_configuration():
-    run = script("run")
+    flags_of = script("run_arguments")
 
     def config(*flags):
-        return run._config(run.parse_arguments(["--bench", "aqua", *flags]))[0]
+        return flags_of.config_of(flags_of.parse_arguments(["--bench", "aqua", *flags]))[0]
 
     assert config().lora_rank == 0
     wanted = config("--lora-rank", "4", "--lora-targets", "q,v")

@@ -23,7 +23,7 @@ FLAGS = ["--bench", "gsm8k", "--mesh", "fsdp=16", "--remat", "--out", "runs/with
 
 @pytest.fixture(scope="module")
 def parser():
-    spec = importlib.util.spec_from_file_location("run_for_flags", ROOT / "experiments" / "run.py")
+    spec = importlib.util.spec_from_file_location("run_arguments", ROOT / "experiments" / "run_arguments.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.parse_arguments
