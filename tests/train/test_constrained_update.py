@@ -78,8 +78,6 @@ def test_an_untrained_policy_writes_only_valid_specs(policy, rollouts):
     assert len({r.text for r in rollouts}) == 16
     greedy = policy.write_greedy([t.prompt() for t in TASKS[:3]], constrained=True)
     assert all(r.valid for r in greedy)
-    free = policy.write_greedy([t.prompt() for t in TASKS[:3]])
-    assert not any(r.valid for r in free)
 
 
 def test_edited_spans_are_texts_that_could_have_been_sampled(policy, rollouts, edits):
