@@ -28,13 +28,6 @@ from lemon_jax.train.update import init_state, total_loss, update
 MAX_NEW = 120
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LEMON_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def policy(tokenizer):
     return untrained(tokenizer, max_new=MAX_NEW, layers=1)
