@@ -53,6 +53,9 @@ class ChatPrompt:
     A template that takes no system message gets both in one; a model without a template gets them as text.
     """
 
+    tokenizer: TextTokenizer
+    template: ChatTemplate | None
+
     @classmethod
     def load(cls, folder: Path, manifest: Mapping[str, Any], tokenizer: TextTokenizer) -> ChatPrompt:
         """What `save` wrote. Raises LemonError for a template that is missing or damaged."""
@@ -81,9 +84,6 @@ class ChatPrompt:
         parts = [self.template.source, self.template.symbols] if self.template else []
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
-    tokenizer: TextTokenizer
-    template: ChatTemplate | None
-
     def ids(self, task_text: str, max_prompt: int) -> list[int]:
         """Raises LemonError if `max_prompt` does not even hold the explanation of the language."""
         whole = self._ids(task_text)
@@ -110,7 +110,7 @@ class ChatPrompt:
     def _ids(self, task_text: str) -> list[int]:
         cut = next((c for c in _CUTS if c not in task_text), _CUTS[0])
         # A task that spells "<|im_end|>" must not end the user's turn: no symbol is found across a cut.
-        safe = self._controls.sub(lambda m: m[0][0] + cut + m[0][1:], task_text.replace(cut, ""))
+        safe = self._begins_control.sub(lambda found: found[0] + cut, task_text.replace(cut, ""))
         text, begin = self._text(safe)
         parts = [self.tokenizer.encode_prompt(part) for part in text.split(cut)]
         return begin + [i for part in parts for i in part]
@@ -129,8 +129,10 @@ class ChatPrompt:
             return self.template.render([merged], **_VARIABLES), []
 
     @cached_property
-    def _controls(self) -> re.Pattern[str]:
-        return symbol_pattern(symbol for symbol in self.tokenizer.control_symbols() if len(symbol) > 1)
+    def _begins_control(self) -> re.Pattern[str]:
+        """Finds every character at which a control symbol begins, also inside of another one."""
+        symbols = symbol_pattern(symbol for symbol in self.tokenizer.control_symbols() if len(symbol) > 1)
+        return re.compile(f"(?={symbols.pattern}).", re.DOTALL)
 
 
 def shortened(text: str, kept: int) -> str:

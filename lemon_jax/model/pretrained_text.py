@@ -13,7 +13,8 @@ from lemon_jax.model.chat_template import ChatTemplate
 from lemon_jax.model.gguf_file import GgufFile
 from lemon_jax.model.gguf_tokenizer import gguf_tokenizer
 from lemon_jax.model.hub_tokenizer import TOKENIZER_JSON, HubTokenizer
-from lemon_jax.model.text_tokenizer import IDS_FILE, TextTokenizer, TokenIds, parse_json
+from lemon_jax.model.hub_weights import read_json
+from lemon_jax.model.text_tokenizer import IDS_FILE, TextTokenizer, TokenIds
 from lemon_jax.model.tokenizer import TOKENIZER_FILE, Tokenizer, sentencepiece_ids
 
 TEXT_FILES = (TOKENIZER_FILE, TOKENIZER_JSON, IDS_FILE)  # what tokenizers save
@@ -66,7 +67,7 @@ def _from_gguf(path: Path) -> PretrainedText:
 
 
 def _from_folder(folder: Path, vocab_size: int) -> PretrainedText:
-    facts = parse_json(folder / "tokenizer_config.json", missing={})
+    facts = _json(folder / "tokenizer_config.json")
     symbols = {name: text for name in SYMBOLS if (text := _symbol(facts.get(name))) is not None}
     try:
         source = _template_source(folder, facts)
@@ -75,7 +76,7 @@ def _from_folder(folder: Path, vocab_size: int) -> PretrainedText:
         raise LemonError(f"{folder}: {error}") from error
     if (folder / TOKENIZER_JSON).exists():
         text, name = _text(folder / TOKENIZER_JSON), str(folder / TOKENIZER_JSON)
-        vocabulary, begins = _vocabulary(parse_json(folder / TOKENIZER_JSON), name)
+        vocabulary, begins = _vocabulary(read_json(folder / TOKENIZER_JSON), name)
         begins = begins or facts.get("add_bos_token") is True
         ids = _token_ids(folder, symbols, vocab_size, vocabulary, begins)
         tokenizer: TextTokenizer = HubTokenizer(text, ids, name=name)
@@ -117,7 +118,7 @@ def _token_ids(
     ends = [vocabulary.get(symbols.get("eos_token", ""))]
     pads = [vocabulary.get(symbols.get("pad_token", ""))]
     for name in ("generation_config.json", "config.json"):
-        values = parse_json(folder / name, missing={})
+        values = _json(folder / name)
         eos = values.get("eos_token_id")
         ends += eos if isinstance(eos, list) else [eos]
         pads.append(values.get("pad_token_id"))
@@ -156,6 +157,11 @@ def _template_source(folder: Path, facts: Mapping[str, Any]) -> str | None:
     if source is not None and not isinstance(source, str):
         raise LemonError(f"tokenizer_config.json: chat_template is {type(source).__name__}, expected a text")
     return source
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object of a file that need not be there."""
+    return read_json(path) if path.exists() else {}
 
 
 def _symbol(value: Any) -> str | None:
