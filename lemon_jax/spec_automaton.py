@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import os
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
 from platformdirs import user_cache_path
 
 from lemon_jax.model import Automaton, TextTokenizer, compile_automaton
-from lemon_jax.model.automaton import AUTOMATON_VERSION
+from lemon_jax.model import automaton as compiler
 from lemon_jax.spec.grammar import byte_grammar, language_key
 
 
@@ -21,11 +23,12 @@ def spec_automaton(tokenizer: TextTokenizer, *, cache: Path | None = None) -> Au
     """The automaton of canonical specs over this tokenizer's tokens, in NumPy arrays.
 
     Compiling takes seconds, so the result is kept in `cache` (`$LEMON_CACHE/automata`, or in the user's cache
-    folder) under a digest of tokenizer and language. A cache that cannot be read or written is done without.
+    folder) under a digest of tokenizer, language and compiler. A cache that cannot be read or written is
+    done without.
     """
     folder = cache or _automata_cache()
-    key = json.dumps([AUTOMATON_VERSION, language_key(), tokenizer.sha256])
-    path = folder / f"{hashlib.sha256(key.encode()).hexdigest()[:32]}.npz"
+    made_from = [tokenizer.sha256, tokenizer.eos_id, language_key(), inspect.getsource(compiler)]
+    path = folder / f"{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]}.npz"
     if (kept := _read(path)) is not None:
         return kept
     grammar = byte_grammar()
@@ -51,7 +54,7 @@ def _read(path: Path) -> Automaton | None:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return Automaton(**{name: arrays[name] for name in Automaton._fields})
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error):
         return None
 
 
@@ -59,8 +62,9 @@ def _write(path: Path, automaton: Automaton) -> None:
     """Whole or not at all: another process may read meanwhile."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".part", delete=False) as file:
-            np.savez_compressed(file, **automaton._asdict())
-        os.replace(file.name, path)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            part = Path(folder) / path.name
+            np.savez_compressed(part, **automaton._asdict())
+            os.replace(part, path)
     except OSError:
         return

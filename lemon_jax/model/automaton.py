@@ -19,7 +19,6 @@ import numpy as np
 # Longer tokens (runs of spaces and dashes) are not used: states are told apart by what lies so far ahead.
 MAX_TOKEN_BYTES = 32
 UNREACHABLE = 1 << 30
-AUTOMATON_VERSION = 1  # of what is compiled here: a kept automaton of another version is compiled anew
 Array = Any  # NumPy on the host; JAX where it is an argument of a compiled function
 
 

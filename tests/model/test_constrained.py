@@ -134,25 +134,23 @@ def test_it_equals_drawing_one_token_at_a_time(decoder, prompts, write, max_new,
     assert not samples.log_probs_BxC[row, length:].any()
 
 
-@pytest.mark.parametrize("block", [1, 7])
-def test_the_width_of_a_step_changes_nothing(write, drawn, block):
-    other = write(block=block)
+def test_the_width_of_a_step_changes_nothing(write, drawn):
+    other = write(block=1)
     assert (other.tokens_BxC == drawn.tokens_BxC).all()
     assert (other.lengths_B == drawn.lengths_B).all()
     np.testing.assert_allclose(other.log_probs_BxC, drawn.log_probs_BxC, atol=1e-5)
 
 
 def test_an_untrained_policy_writes_valid_specs_only(write, max_new):
-    for temperature in (0.5, 2.0):
-        samples = write(group=40, temperature=temperature)
-        assert samples.finished_B.all()
-        assert samples.lengths_B.max() <= max_new
-        texts = [
-            tiny_tokenizer().decode(row[: length - 1].tolist())
-            for row, length in zip(samples.tokens_BxC, samples.lengths_B, strict=True)
-        ]
-        assert [text for text in texts if not parse(text).strict_ok] == []
-        assert len(set(texts)) > 100
+    samples = write(group=64, temperature=2.0)
+    assert samples.finished_B.all()
+    assert samples.lengths_B.max() <= max_new
+    texts = [
+        tiny_tokenizer().decode(row[: length - 1].tolist())
+        for row, length in zip(samples.tokens_BxC, samples.lengths_B, strict=True)
+    ]
+    assert [text for text in texts if not parse(text).strict_ok] == []
+    assert len(set(texts)) > 180
 
 
 def test_scoring_gives_what_sampling_gave(decoder, drawn, scored):

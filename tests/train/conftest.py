@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 from policy_helpers import learned_policy, make_tokenizer
 
+import lemon_jax.spec_automaton
+
 
 @pytest.fixture(scope="session")
 def tokenizer():
@@ -21,3 +23,12 @@ def learned(tokenizer):
 @pytest.fixture(scope="session")
 def policy(learned):
     return learned[0]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def automata(tmp_path_factory):
+    """Compiled once a session, and not kept in the user's cache."""
+    folder = tmp_path_factory.mktemp("automata")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lemon_jax.spec_automaton, "_automata_cache", lambda: folder)
+        yield

@@ -28,13 +28,6 @@ from lemon_jax.train.update import init_state, total_loss, update
 MAX_NEW = 120
 
 
-@pytest.fixture(scope="module", autouse=True)
-def cache(tmp_path_factory):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("LEMON_CACHE", str(tmp_path_factory.mktemp("cache")))
-        yield
-
-
 @pytest.fixture(scope="module")
 def policy(tokenizer):
     return untrained(tokenizer, max_new=MAX_NEW, layers=1)
@@ -78,8 +71,6 @@ def test_an_untrained_policy_writes_only_valid_specs(policy, rollouts):
     assert len({r.text for r in rollouts}) == 16
     greedy = policy.write_greedy([t.prompt() for t in TASKS[:3]], constrained=True)
     assert all(r.valid for r in greedy)
-    free = policy.write_greedy([t.prompt() for t in TASKS[:3]])
-    assert not any(r.valid for r in free)
 
 
 def test_edited_spans_are_texts_that_could_have_been_sampled(policy, rollouts, edits):
