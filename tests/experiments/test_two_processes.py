@@ -146,7 +146,8 @@ def test_killed_and_preempted_at_random_points_and_resumed_on_fewer_devices(
     pair = Pair([*RUN, "--policy", policy_folder, "--out", run], child_env, tmp_path)
     pair.wait_for(lambda: lines(run) >= 1)
     time.sleep(0.6 * point)
-    assert set(pair.codes([(0, signal.SIGKILL), (1, signal.SIGKILL)])) <= {-signal.SIGKILL, 0}, point
+    codes = pair.codes([(0, signal.SIGKILL), (1, signal.SIGKILL)])
+    assert set(codes) <= {-signal.SIGKILL, 0}, (point, pair.text())
     killed_at = lines(run)
 
     # One process is told to stop; both save the same step and say so.

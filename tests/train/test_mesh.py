@@ -101,13 +101,8 @@ def test_any_mesh_gives_the_update_of_one_device(policy, batch, alone, shape):
     assert_same_update(_updated(policy, batch, mesh=mesh), alone)
 
 
-def test_eight_parts_of_one_accumulate_to_one_part_of_eight(policy, batch, alone):
-    assert_same_update(_updated(policy, micro_batches(batch, 8)), alone)
-
-
-def test_remat_on_a_mesh_and_in_parts(policy, batch, alone):
-    mesh = make_mesh(data=2, fsdp=4)
-    assert_same_update(_updated(policy, micro_batches(batch, 2), mesh=mesh, remat=True), alone)
+def test_eight_parts_of_one_with_remat_are_one_part_of_eight(policy, batch, alone):
+    assert_same_update(_updated(policy, micro_batches(batch, 8), remat=True), alone)
 
 
 def test_accumulation_divides_by_the_whole_step_whatever_is_counted(policy, batch):
