@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lemon_jax.errors import LemonError
 
 MAX_SOURCE = 1 << 18  # characters; the longest templates in use have some ten thousand
-MAX_STEPS = 200_000  # turns of loops and calls in one rendering
+MAX_STEPS = 50_000  # turns of loops and calls in one rendering
 MAX_TEXT = 1 << 22  # characters of a text, items of a list, bits of a number that an operator makes
 
 
