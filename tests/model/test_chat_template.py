@@ -80,6 +80,9 @@ TEMPLATES = {
 }
 
 
+DOUBLING = "{%% set n = namespace(x='aa') %%}{%% for i in 'x' * 99 %%}%s{%% endfor %%}"
+
+
 def transformers_text(source, chat, generation, symbols):
     transformers = pytest.importorskip("transformers", reason="needs the extra 'reference'")
     theirs = transformers.PreTrainedTokenizerFast(
@@ -151,6 +154,9 @@ def test_a_template_may_refuse():
             "{% set n = namespace(x=[1]) %}{% for i in 'x' * 99 %}{% set n.x = n.x + n.x %}{% endfor %}",
             "size",
         ),
+        (DOUBLING % "{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}", "text"),
+        (DOUBLING % "{% set n.x = [n.x, n.x] | join %}", "size"),
+        (DOUBLING % "{% set n.x = n.x.replace('a', 'aa') %}", "size"),
         ("{{ 'a' * 10**9 }}", "size 1000000000"),
         ("{{ [0] * 10**9 }}", "size 1000000000"),
         ("{{ 10 ** (10 ** 10) }}", "size"),
