@@ -98,6 +98,7 @@ def measure(program: str, work: Workload, mesh: Mesh, keep: Path | None = None) 
     compiled = lower(program, work, mesh).compile()
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
+    print(f"# {program}, {work.config.num_layers} layers: compiled in {seconds:.0f} s", flush=True)
     text = compiled.as_text()
     if keep is not None:
         (keep / f"{program}-{work.config.num_layers}-layers-{work.rollouts}-rollouts.txt").write_text(text)
@@ -246,7 +247,6 @@ def run(args: argparse.Namespace) -> None:
             double = replace(work, tasks=2 * work.tasks, edits=2 * work.edits)
             twice = at_depth(program, double, mesh, args.layers or (), args.keep)
         results[program] = (m, largest_batch(m, twice, work.rows(program), CHIPS[family]))
-        console.print(f"{program}: compiled in {m.compile_s:.0f} s")
     report(console, results, CHIPS[family])
 
 

@@ -11,6 +11,8 @@ from lemon_jax.model.layout import attention_mask, rope_positions
 from lemon_jax.model.sharding import batch_shards
 from lemon_jax.model.support import Trace, mask_logits
 
+TOKENS_OF_A_DEVICE = 512  # whose logits it computes at a time on a mesh
+
 
 def completion_hidden(
     decoder: Decoder,
@@ -83,9 +85,11 @@ def completion_log_probs(
     # Where twice: cleaning only the result would let the padding's gradient through as 0 * inf.
     hidden_BxCxD = jnp.where(valid_BxC[:, :, None], hidden_BxCxD, 0)
 
-    # On a mesh a device holds few of the rows, and for each chunk gathers the head and adds up its gradient
-    # with all others: as many times fewer chunks leave it as many logits at a time as one device would hold.
-    chunk = min(chunk * batch_shards(), steps)
+    # On a mesh a device holds few of the rows, and for each chunk it gathers the head and adds up the head's
+    # gradient with all others. So its rows take longer chunks, of as many tokens as keep it busy meanwhile.
+    shards = batch_shards()
+    busy = TOKENS_OF_A_DEVICE // -(-batch // shards)
+    chunk = min(max(chunk, min(busy, chunk * shards)), steps)
     num_chunks = -(-steps // chunk)
     fill = num_chunks * chunk - steps
     head_VxD = decoder.head_weight()

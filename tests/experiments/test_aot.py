@@ -152,9 +152,12 @@ def test_flops_are_those_that_xla_counts_without_loops():
     assert 1.0 < counted / aot_programs.executed_flops("score", one) < 1.25
 
 
-@pytest.mark.parametrize(("fsdp", "chunks"), [(1, 4), (2, 2), (4, 1)])
-def test_a_mesh_gathers_the_head_for_as_many_fewer_chunks(fsdp, chunks):
-    long = aot_programs.Workload(**(vars(TINY) | {"completion": 4 * aot_programs.SCORING_CHUNK}))
+@pytest.mark.parametrize(
+    ("fsdp", "tasks", "chunks"), [(1, 2, 4), (2, 2, 2), (4, 2, 1), (4, 16, 4), (4, 4, 2)]
+)
+def test_a_mesh_gathers_the_head_for_fewer_chunks(fsdp, tasks, chunks):
+    """Of 64 steps on one device; on a mesh of 512 tokens a device, and of no more logits than one holds."""
+    long = aot_programs.Workload(**(vars(TINY) | {"completion": 256, "tasks": tasks}))
     mesh = make_mesh(fsdp=fsdp, devices=jax.devices()[:fsdp])
     function, arrays, static = aot_programs._call("score", long, mesh)
     with jax.set_mesh(mesh):

@@ -155,8 +155,10 @@ def test_killed_and_preempted_at_random_points_and_resumed_on_fewer_devices(
         before = (run / "metrics.jsonl").stat().st_ino
         pair.wait_for(lambda: (run / "metrics.jsonl").stat().st_ino != before)  # cut back: it has begun
         time.sleep(0.4 * point)
-        assert pair.codes([(rng.randrange(2), signal.SIGTERM)]) == [75, 75], (point, pair.text())
-        assert pair.text().count(f"continue with --resume {run}") == 2
+        codes = pair.codes([(rng.randrange(2), signal.SIGTERM)])
+        if not (run / "summary.json").exists():  # else it came too late for anything
+            assert codes == [75, 75], (point, pair.text())
+            assert pair.text().count(f"continue with --resume {run}") == 2
     # A mesh of four devices was saved, of two processes; one device of one process goes on.
     assert run_main("--resume", run, "--fresh", "--mesh", "data=1") == 0, (point, capsys.readouterr().err)
     assert_equal_runs(run, straight)

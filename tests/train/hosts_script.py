@@ -32,6 +32,12 @@ def gathering(hosts: Hosts) -> None:
     assert hosts.on_first(lambda: f"from {hosts.index}") == "from 0"
 
 
+def comparing(hosts: Hosts) -> None:
+    hosts.same({"data": 1, "workers": "a"})
+    with pytest.raises(LemonError, match=r"^process 1 .* has other workers than process 0; give all"):
+        hosts.same({"data": 1, "workers": hosts.index})
+
+
 def failing(hosts: Hosts) -> None:
     def work() -> int:
         if hosts.index == 1:
@@ -113,6 +119,7 @@ if __name__ == "__main__":
     hosts = connect(f"127.0.0.1:{port}", 2, index)
     assert (hosts.index, hosts.count, jax.device_count()) == (index, 2, 4)
     gathering(hosts)
+    comparing(hosts)
     failing(hosts)
     sharing(hosts)
     checkpoints(hosts, folder)
