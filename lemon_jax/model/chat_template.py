@@ -16,7 +16,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from lemon_jax.errors import LemonError
 
 MAX_SOURCE = 1 << 18  # characters; the longest templates in use have some ten thousand
-MAX_STEPS = 200_000  # turns of loops and calls in one rendering
+MAX_STEPS = 50_000  # turns of loops and calls in one rendering
 MAX_TEXT = 1 << 22  # characters of a text, items of a list, bits of a number that an operator makes
 
 
@@ -107,19 +107,23 @@ class _Environment(ImmutableSandboxedEnvironment):
         self.filters["tojson"] = _tojson
         self.filters["counted"] = self._counted
         self.filters["joined"] = self._joined
-        for name in ("center", "indent", "wordwrap"):
-            self.filters[name] = _narrow(self.filters[name])
+        self.filters = {name: _bounded(name, function) for name, function in self.filters.items()}
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = lambda form: (today or datetime.now()).strftime(form)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """The template's tree, each loop counted and each `~` measured."""
+        """The template's tree, each loop counted, each `~` and each `{{ }}` measured."""
         tree = super()._parse(source, name, filename)
         for loop in tree.find_all(nodes.For):
             loop.iter = nodes.Filter(loop.iter, "counted", [], [], None, None, lineno=loop.lineno)
-        for concat in list(tree.find_all(nodes.Concat)):
-            measured = [nodes.Filter(n, "joined", [], [], None, None, lineno=n.lineno) for n in concat.nodes]
-            concat.nodes = list(measured)
+        parents: list[Any] = [*tree.find_all(nodes.Concat), *tree.find_all(nodes.Output)]
+        for parent in parents:
+            parent.nodes = [
+                part
+                if isinstance(part, nodes.TemplateData)
+                else nodes.Filter(part, "joined", [], [], None, None, lineno=part.lineno)
+                for part in parent.nodes
+            ]
         tree.set_environment(self)
         return tree
 
@@ -146,7 +150,7 @@ class _Environment(ImmutableSandboxedEnvironment):
     def call(self, context: Any, called: Any, /, *args: Any, **kwargs: Any) -> Any:
         self._step()
         _check_widths((*args, *kwargs.values()))
-        return super().call(context, called, *args, **kwargs)
+        return _measured(super().call(context, called, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         self._step()
@@ -201,13 +205,20 @@ def _check_widths(arguments: Iterable[Any]) -> None:
         raise _Endless("it asks for a text of boundless width")
 
 
-def _narrow(function: Callable[..., Any]) -> Callable[..., Any]:
-    @wraps(function)  # with the marks by which Jinja knows what to pass
-    def narrow(*args: Any, **kwargs: Any) -> Any:
-        _check_widths((*args, *kwargs.values()))
-        return function(*args, **kwargs)
+def _measured(value: Any) -> Any:
+    if isinstance(value, (str, list, tuple, dict)) and len(value) > MAX_TEXT:
+        raise _Endless(f"it makes a value of size {len(value)}")
+    return value
 
-    return narrow
+
+def _bounded(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(function)  # with the marks by which Jinja knows what to pass
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        if name in ("center", "indent", "wordwrap"):
+            _check_widths((*args, *kwargs.values()))
+        return _measured(function(*args, **kwargs))
+
+    return bounded
 
 
 def _bits(value: Any) -> int:

@@ -80,6 +80,9 @@ TEMPLATES = {
 }
 
 
+DOUBLING = "{%% set n = namespace(x='aa') %%}{%% for i in 'x' * 99 %%}%s{%% endfor %%}"
+
+
 def transformers_text(source, chat, generation, symbols):
     transformers = pytest.importorskip("transformers", reason="needs the extra 'reference'")
     theirs = transformers.PreTrainedTokenizerFast(
@@ -151,13 +154,16 @@ def test_a_template_may_refuse():
             "{% set n = namespace(x=[1]) %}{% for i in 'x' * 99 %}{% set n.x = n.x + n.x %}{% endfor %}",
             "size",
         ),
+        (DOUBLING % "{% set n.x %}{{ n.x }}{{ n.x }}{% endset %}", "text"),
+        (DOUBLING % "{% set n.x = [n.x, n.x] | join %}", "size"),
+        (DOUBLING % "{% set n.x = n.x.replace('a', 'aa') %}", "size"),
         ("{{ 'a' * 10**9 }}", "size 1000000000"),
         ("{{ [0] * 10**9 }}", "size 1000000000"),
         ("{{ 10 ** (10 ** 10) }}", "size"),
         ("{{ '%999999999d' % 3 }}", "size"),
         ("{{ 'x' | center(10**9) }}", "width"),
         ("{{ 'x'.ljust(10**9) }}", "width"),
-        ("{% for i in range(50000) %}{{ 'xxxxxxxxxxxx' * 99 }}{% endfor %}", "wrote more than"),
+        ("{% for i in range(9000) %}{{ 'xxxxxxxxxxxx' * 99 }}{% endfor %}", "wrote more than"),
         ("{{ ''.__class__.__mro__ }}", "SecurityError"),
         ("{{ cycler.__init__.__globals__ }}", "SecurityError"),
         ("{{ messages.append(1) }}", "SecurityError"),
@@ -194,7 +200,7 @@ def test_nothing_leaks_from_formatting(inside):
 
 
 def test_the_bound_counts_each_rendering_anew():
-    template = ChatTemplate("{% for i in range(80000) %}{% endfor %}{{ messages | length }}")
+    template = ChatTemplate("{% for i in range(20000) %}{% endfor %}{{ messages | length }}")
     assert [template.render(CHATS[0]) for _ in range(4)] == ["1"] * 4
 
 
