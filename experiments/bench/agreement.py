@@ -32,7 +32,7 @@ def chats(model: Path, vocab_size: int, length: int) -> np.ndarray:
     text = load_pretrained_text(model, vocab_size)
     if text.template is None:
         raise SystemExit(f"{model}: has no chat template; name a model that was taught to chat")
-    rows = []
+    rows: list[list[int]] = []
     for task in generate("number", 8 * SLOTS, 0):
         system = fixed_prefix("math_solver" if len(rows) % 2 else "inspector") + "Solve the problem."
         question = Message(role="user", content=f"{task.question}\n" * 4)
