@@ -169,6 +169,20 @@ def check_gguf(data: bytes) -> None:
         assert 0 < header.tensors <= 65536
 
 
+def check_gguf_model(data: bytes) -> None:
+    """A GGUF model becomes a decoder of the sizes it says, or is refused in one line."""
+    from lemon_jax.model import load_pretrained, named_params
+
+    with _file(data, "m.gguf") as path:
+        loaded = _refused(lambda: load_pretrained(path), str(path))
+    if loaded is not None:
+        decoder, config = loaded
+        params = named_params(decoder)
+        assert params["embed"].shape == (config.vocab_size, config.embed_dim)
+        # The smallest quantisation takes 1.5 bits a number or more.
+        assert sum(value.size for value in params.values()) <= 6 * len(data)
+
+
 def check_safetensors(data: bytes) -> None:
     """A weights file is loaded, or refused in one line; so is its metadata."""
     from lemon_jax.model import load_weights, named_params, read_metadata
@@ -262,6 +276,37 @@ def _gguf_seeds() -> list[bytes]:
     return [head, head + name, *(head + text("a") + value + name for value in values)]
 
 
+def _gguf_model_seeds() -> list[bytes]:
+    import gguf
+    import numpy as np
+
+    kinds = gguf.GGMLQuantizationType
+    matrices = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+    seeds = []
+    for family, kind in (("llama", kinds.F32), ("qwen3", kinds.Q8_0), ("llama", kinds.Q4_0)):
+        with _file(b"", "seed.gguf") as path:
+            writer = gguf.GGUFWriter(path, family)
+            writer.add_block_count(1)
+            writer.add_embedding_length(32)
+            writer.add_feed_forward_length(32)
+            writer.add_head_count(2)
+            writer.add_layer_norm_rms_eps(1e-6)
+            names = [f"blk.0.{name}.weight" for name in matrices] + ["token_embd.weight"]
+            for name in names:
+                data = gguf.quantize(np.ones((32, 32), np.float32), kind)
+                writer.add_tensor(name, data, raw_dtype=None if kind == kinds.F32 else kind)
+            for name in ("output_norm", "blk.0.attn_norm", "blk.0.ffn_norm"):
+                writer.add_tensor(f"{name}.weight", np.ones(32, np.float32))
+            for name in ("q_norm", "k_norm") if family == "qwen3" else ():
+                writer.add_tensor(f"blk.0.attn_{name}.weight", np.ones(16, np.float32))
+            writer.write_header_to_file()
+            writer.write_kv_data_to_file()
+            writer.write_tensors_to_file()
+            writer.close()
+            seeds.append(path.read_bytes())
+    return seeds
+
+
 def _safetensors_seeds() -> list[bytes]:
     from flax import nnx
 
@@ -318,6 +363,22 @@ TARGETS = {
         ),
     ),
     "gguf": Target(check=check_gguf, seeds=_gguf_seeds, modules=("lemon_jax.backends.gguf_header",)),
+    "gguf_model": Target(
+        check=check_gguf_model,
+        seeds=_gguf_model_seeds,
+        modules=(
+            "lemon_jax.model.gguf_file",
+            "lemon_jax.model.gguf_weights",
+            "lemon_jax.model.config_values",
+        ),
+        words=(
+            "general.alignment",
+            "rope_freqs.weight",
+            "llama.rope.scaling.type",
+            "gemma3",
+            "output.weight",
+        ),
+    ),
     "safetensors": Target(
         check=check_safetensors,
         seeds=_safetensors_seeds,

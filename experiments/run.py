@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINTS = ROOT / "checkpoints"
 PRESETS = Path(__file__).resolve().parent / "presets"
 BENCHES = ("aqua", "gsm8k", "humaneval", "mmlu", "multiarith", "svamp")  # bench.SOURCES, not yet imported
+# Of a manifest: the same in all processes, and when a run is resumed.
+MADE_OF = ("policy_sha256", "tokenizer_sha256", "chat_template_sha256", "data", "workers")
 COMPUTE_DTYPES = ("float32", "bfloat16")  # UpdateConfig's, not yet imported
 EXIT_FAULT, EXIT_INTERRUPTED = 2, 130
 EXIT_PREEMPTED = 75  # by SIGTERM, all saved: EX_TEMPFAIL of sysexits.h, start it again
@@ -59,7 +61,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add(
         "--policy",
         metavar="POLICY",
-        help="policy to start from: a folder, or a name in checkpoints/ (warmstart)",
+        help="policy: folder, name in checkpoints/, hub folder or .gguf (warmstart)",
     )
     add("--steps", type=int, metavar="N", help="steps; 0 evaluates only (default preset: 15, aqua 12)")
     add("--tasks-per-step", type=int, metavar="N", help="tasks a step (default preset: 4, aqua 2)")
@@ -72,20 +74,18 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, metavar="RUN_DIR", help="run directory (runs/<bench>-<preset>-s<seed>-<time>)")
     add("--resume", type=Path, default=None, metavar="RUN_DIR", help="continue a run that was stopped (off)")
     add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
-    add("--constrained", action="store_true", help="sample specs within the spec language: all valid (off)")
+    add("--constrained", action="store_true", help="write valid specs only: docs/grammar.md (off)")
     add("--no-counterfactual", action="store_true", help="train by GRPO alone (off)")
     add("--fresh", action="store_true", help="ignore the shipped recordings of worker calls (off)")
     add("--accept-isolation", metavar="LEVEL", help="lowest for an answer's code (namespaces+seccomp)")
     add("--allow-unsandboxed", action="store_true", help="run programs without an isolating kernel (off)")
+    add("--lora-rank", type=int, metavar="N", help="train low-rank adapters of rank N alone (0: all weights)")
+    add("--lora-targets", metavar="NAMES", help="matrices that have adapters (q,k,v,o,gate,up,down)")
     add("--mesh", metavar="SIZES", help="devices, such as data=1,fsdp=8,tensor=1 (one; distributed: fsdp)")
     add("--accumulate", type=int, metavar="N", help="parts an update goes through the policy in (1)")
     add("--remat", action="store_true", help="recompute activations: less memory, more time (off)")
     add("--compute-dtype", metavar="DTYPE", help="float32, or bfloat16 with float32 weights (float32)")
-    add(
-        "--checkpoint-dir",
-        metavar="DIR",
-        help="a folder or gs:// address all hosts see (RUN_DIR/checkpoints)",
-    )
+    add("--checkpoint-dir", metavar="DIR", help="folder or gs:// address of them (RUN_DIR/checkpoints)")
     add("--distributed", action="store_true", help="one process of several, on many hosts (off)")
     add("--coordinator", metavar="HOST:PORT", help="of process 0 (found on TPU, Slurm, MPI, Kubernetes)")
     add("--num-processes", type=int, metavar="N", help="processes in all (found, as the coordinator)")
@@ -156,9 +156,8 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
             progress.note(SIMULATED_WARNING)
         recording = {} if args.fresh or is_simulated(pool) else _recording(config.bench)
         if recording:
-            progress.note(
-                f"{len(recording):,} recorded worker calls may serve this run (--fresh ignores them)"
-            )
+            size = f"{len(recording):,}"
+            progress.note(f"{size} recorded worker calls may serve this run (--fresh ignores them)")
 
         async def job() -> tuple[dict[str, Any], RunDir]:
             with _stopped_by_sigterm(hosts):
@@ -246,21 +245,23 @@ def _directory(
         if earlier is None:
             return RunDir.create(args.out or _default_out(config), facts).path
         _check_same(earlier, facts)
-        if any(earlier.get(name) != facts[name] for name in ("git_sha", "versions")):
+        if [name for name in ("git_sha", "versions") if earlier.get(name) != facts[name]]:
             progress.note("warning: the code or its libraries changed since this run began")
         return RunDir.open(args.resume)[0].path
 
+    hosts.same({name: facts.get(name) for name in MADE_OF})
     path = hosts.on_first(first)
     progress.note(f"run directory: {path}")
-    return RunDir(path) if hosts.first else OtherHost(path, hosts.index)
+    return hosts.agree(lambda: RunDir(path) if hosts.first else OtherHost(path, hosts.index, new=not earlier))
 
 
 async def _execute(job: Job) -> dict[str, Any]:
     """The job, alone in its folder; the summary."""
+    from lemon_jax.compiled import compilation_cache_on_disk
     from lemon_jax.errors import LemonError
     from lemon_jax.train.hosts import Preempted
 
-    with contextlib.ExitStack() as stack:
+    with compilation_cache_on_disk(), contextlib.ExitStack() as stack:
         try:
             job.hosts.agree(lambda: stack.enter_context(job.run.locked()))
             return await job.execute()
@@ -316,7 +317,7 @@ def _config(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[str,
     from lemon_jax.train.run_dir import RunDir
 
     names = ["workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed"]
-    names += ["baselines", "search_tokens", "protocol", "accept_isolation"]
+    names += ["baselines", "search_tokens", "protocol", "accept_isolation", "lora_rank", "lora_targets"]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     given |= {"best_fixed": True} if args.best_fixed else {}
     given |= {"constrained": True} if args.constrained else {}
@@ -389,8 +390,7 @@ def _check_same(earlier: dict[str, Any], now: dict[str, Any]) -> None:
     """A resumed run must find what the first one started with. Raises LemonError naming what differs."""
     from lemon_jax.errors import LemonError
 
-    parts = ("policy_sha256", "tokenizer_sha256", "data", "workers")
-    changed = [name for name in parts if earlier.get(name) != now[name]]
+    changed = [name for name in MADE_OF if earlier.get(name) != now.get(name)]
     if changed:
         raise LemonError(
             f"cannot resume: {', '.join(changed)} differ from the run's manifest; restore what the run was "

@@ -18,6 +18,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 from flax import nnx
@@ -25,7 +26,7 @@ from flax import nnx
 from lemon_jax.bench import SOURCES, Task, generate, load
 from lemon_jax.errors import LemonError
 from lemon_jax.model import PRESETS, Decoder, params_sha256, train_tokenizer
-from lemon_jax.orchestrator import Orchestrator, read_manifest
+from lemon_jax.orchestrator import MANIFEST_FILE, Orchestrator, read_manifest
 from lemon_jax.spec import dump
 from lemon_jax.train.llm_teacher import llm_specs
 from lemon_jax.train.sft import SFTConfig, encode_examples, train
@@ -70,7 +71,10 @@ def _arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="teacher's specs for each bench and kind of problem, shared by its tasks (2520)",
     )
     parser.add_argument(
-        "--init", type=Path, default=None, help="policy folder to continue from, with its tokenizer (none)"
+        "--init",
+        type=Path,
+        default=None,
+        help="policy folder, hub folder or .gguf file to continue from, with its tokenizer (none)",
     )
     parser.add_argument(
         "--learning-rate",
@@ -118,8 +122,8 @@ def _run(args: argparse.Namespace) -> None:
     manifest = {
         "kind": "warm start",
         "command": _command(args),
-        "preset": args.policy,
-        "continued_from": read_manifest(args.init) if args.init else None,
+        "preset": None if args.init else args.policy,
+        "continued_from": _origin(args.init) if args.init else None,
         "seed": args.seed,
         "steps": args.steps,
         "batch": args.batch,
@@ -146,6 +150,11 @@ def _command(args: argparse.Namespace) -> str:
     if args.init:
         words.append(f"--init {args.init.resolve().name}")
     return " ".join([*words, f"--teacher {Path(args.teacher).name}"])
+
+
+def _origin(path: Path) -> dict[str, Any]:
+    """What a policy that is trained on was: its manifest, or the name of a pretrained model."""
+    return read_manifest(path) if (path / MANIFEST_FILE).exists() else {"pretrained": path.resolve().name}
 
 
 def _new_policy(args: argparse.Namespace, tasks: list[Task], pairs: list[tuple[str, str]]) -> Orchestrator:

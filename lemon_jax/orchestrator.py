@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -148,8 +149,9 @@ class Orchestrator:
 
     def with_decoder(self, decoder: Decoder) -> Orchestrator:
         """This policy with other parameters."""
-        limits = {"max_prompt": self.max_prompt, "max_new": self.max_new}
-        return Orchestrator(decoder, self.config, self.tokenizer, **limits, chat=self.chat)
+        other = copy.copy(self)  # with what is known of the language already
+        other.decoder = decoder
+        return other
 
     def save(self, folder: Path, manifest: dict[str, Any], *, dtype: str = "bfloat16") -> None:
         """Write a policy folder that `load` reads."""
@@ -239,9 +241,10 @@ class Orchestrator:
         given = (decoder, padded_NxP, lengths_N, key)
         static: dict[str, Any] = {"group": group, "max_new": self.max_new, "temperature": temperature}
         static |= {"eos_ids": self.tokenizer.eos_ids}
+        language = self.constraint.automaton if constrained else None
         with using(decoder):
-            if constrained:
-                samples = sample_constrained(*given, self.constraint.automaton, **static)
+            if language is not None:
+                samples = sample_constrained(*given, language, **static)
             else:
                 samples = sample(*given, **static)
         return self._rollouts(prompts, fetch(samples), group)

@@ -12,8 +12,9 @@ from .orchestrator import MANIFEST_FILE, Orchestrator
 def export_policy(source: Path, out: Path) -> Path:
     """Write the policy of a run directory, or of a policy folder, as OUT, which must be empty or absent.
 
-    Parameters are written in fp32. A tool that samples from OUT has to end its prompts with
-    `orchestrator.SEPARATOR`. Raises `LemonError` where there is no policy, or OUT holds files.
+    Parameters are written in fp32. A tool that samples from OUT has to ask as the policy was asked (see
+    `policy_prompt`): the bare task and its separator, or the explanation of the language and the task in the
+    chat template, which is written too. Raises `LemonError` where there is no policy, or OUT holds files.
     """
     folder = source / "policy" if (source / "policy").is_dir() else source
     if not (folder / MANIFEST_FILE).exists():
@@ -25,5 +26,6 @@ def export_policy(source: Path, out: Path) -> Path:
         policy.config,
         policy.tokenizer,
         max_positions=policy.max_prompt + policy.max_new,
+        chat_template=policy.chat.template.source if policy.chat and policy.chat.template else None,
     )
     return out

@@ -49,7 +49,7 @@ def _automata_cache() -> Path:
 
 def _read(path: Path) -> Automaton | None:
     try:
-        with np.load(path, allow_pickle=False) as arrays:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as arrays:
             return Automaton(**{name: arrays[name] for name in Automaton._fields})
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None

@@ -1,13 +1,14 @@
 """TPU chips and the shapes of published policies: facts that ahead-of-time proofs rest on.
 
 Chips: Google Cloud's pages "TPU v5e", "TPU v5p" and "TPU v6e" (docs.cloud.google.com/tpu/docs), read on
-2026-11-30. The inter-chip bandwidth there counts both directions of all links of a chip; half of it can arrive.
+2026-11-30. The inter-chip bandwidth there counts both directions of a chip's links; half of it can arrive.
 Policies: `config.json` of the model repositories named; Qwen2.5 pads its vocabulary to 152,064 rows.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from lemon_jax.model import PRESETS, DecoderConfig
 
@@ -28,7 +29,13 @@ CHIPS = {
     "v6e": Chip(hbm=32 * 2**30, flops=918e12, hbm_bandwidth=1638e9, ici_bandwidth=800e9),
 }
 
-_QWEN = {"vocab_size": 152064, "head_dim": 128, "rope_theta": 1e6, "qkv_bias": True, "tie_embeddings": False}
+_QWEN: dict[str, Any] = {
+    "vocab_size": 152064,
+    "head_dim": 128,
+    "rope_theta": 1e6,
+    "qkv_bias": True,
+    "tie_embeddings": False,
+}
 POLICIES: dict[str, DecoderConfig] = {
     **PRESETS,
     # Qwen/Qwen2.5-7B-Instruct: 7.6e9 parameters
@@ -37,6 +44,6 @@ POLICIES: dict[str, DecoderConfig] = {
     ),
     # Qwen/Qwen2.5-32B-Instruct: 32.8e9 parameters
     "qwen2.5-32b": DecoderConfig(
-        embed_dim=5120, num_layers=64, num_heads=40, num_kv_heads=8, mlp_dim=27648, norm_eps=1e-6, **_QWEN
+        embed_dim=5120, num_layers=64, num_heads=40, num_kv_heads=8, mlp_dim=27648, **_QWEN
     ),
 }

@@ -19,7 +19,8 @@ _BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
 _SHAPE = re.compile(r"(pred|token|opaque|bf16|[suf](\d+)(?:e\w+)?)\[([\d,]*)\](?:\{[^}]*\})?")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%([\w.\-]+) = (.*?) ([a-z][\w\-]*)\(([^\n]*)$")
 _CALLED = re.compile(
-    r"(?:calls|to_apply|body|condition|called_computations|branch_computations)=\{?(%[^,}\s]+(?:, ?%[^,}\s]+)*)"
+    r"(?:calls|to_apply|body|condition|called_computations|branch_computations)="
+    r"\{?(%[^,}\s]+(?:, ?%[^,}\s]+)*)"
 )
 COLLECTIVES = ("all-gather", "all-reduce", "reduce-scatter", "all-to-all", "collective-permute")
 _FREE = {
@@ -47,8 +48,9 @@ class Instruction:
 
 @dataclass
 class Traffic:
-    """Per chip and run of the program, in bytes. `received` by kind of collective; `memory` is an estimate: what
-    every instruction reads from and writes to the chip's main memory, as if nothing stayed on chip between."""
+    """Per chip and run of the program, in bytes. `received` by kind of collective; `memory` is an estimate:
+    what every instruction reads from and writes to the chip's main memory, but for what the compiler placed
+    in the fast one."""
 
     received: dict[str, float] = field(default_factory=dict)
     memory: float = 0.0
@@ -74,7 +76,7 @@ def parse(text: str) -> tuple[dict[str, list[Instruction]], str]:
 
 
 def size_of(shape: str, *, main_memory: bool = False) -> float:
-    """Bytes of a shape or a tuple of shapes; with `main_memory`, without what lies in a chip's fast memory (S(1))."""
+    """Bytes of a shape or a tuple of shapes; with `main_memory`, without what lies in fast memory, S(1)."""
     total = 0.0
     for found in _SHAPE.finditer(shape):
         if main_memory and "S(" in found[0]:
@@ -85,7 +87,7 @@ def size_of(shape: str, *, main_memory: bool = False) -> float:
 
 
 def traffic(text: str, chips: int, *, open_trips: int = 1) -> Traffic:
-    """Collectives and memory traffic of a compiled program. `open_trips`: of loops without a constant bound."""
+    """Collectives and memory traffic of a program. `open_trips`: of loops without a constant bound."""
     computations, entry = parse(text)
     runs = _runs(computations, entry, open_trips)
     total = Traffic()
@@ -112,7 +114,7 @@ def traffic(text: str, chips: int, *, open_trips: int = 1) -> Traffic:
 def _memory(one: Instruction, shapes: dict[str, str]) -> float:
     if one.opcode in _FREE or one.opcode.endswith("-done"):
         return 0.0
-    operands = [shapes.get(name, "") for name in re.findall(r"%([\w.\-]+)", one.rest.split("),", 1)[0])]
+    operands = [shapes.get(name, "") for name in _operands(one)]
     if "dynamic-update-slice" in one.name or one.opcode == "dynamic-update-slice":
         # In place: it writes as much as it is given beside the array itself.
         sizes = sorted(size_of(shape, main_memory=True) for shape in operands)
@@ -175,15 +177,45 @@ def _called(one: Instruction) -> Iterator[str]:
 
 
 def _trips(loop: Instruction, computations: dict[str, list[Instruction]], open_trips: int) -> int:
-    found = re.search(r"condition=%([\w.\-]+)", loop.rest)
-    condition = computations.get(found[1], []) if found else []
-    constants = {one.name: one.rest for one in condition if one.opcode == "constant"}
+    """The constant that the counter stays below, by what it grows with each trip; it begins at 0."""
+    if known := re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.rest):
+        return int(known[1])
+    found = re.search(r"condition=%([\w.\-]+), body=%([\w.\-]+)", loop.rest)
+    condition, body = (computations.get(found[i], []) if found else [] for i in (1, 2))
     compares = [one for one in condition if one.opcode == "compare"]
-    if len(compares) == 1 and condition[-1] is compares[0]:
-        for operand in re.findall(r"%([\w.\-]+)", compares[0].rest.split(")", 1)[0]):
-            if (value := re.match(r"(\d+)\)", constants.get(operand, ""))) is not None:
-                return int(value[1])
-    return open_trips
+    if len(compares) != 1 or condition[-1] is not compares[0]:
+        return open_trips
+    operands = _operands(compares[0])
+    bounds = [value for name in operands if (value := _constant(condition, name)) is not None]
+    counters = [one for one in condition if one.name in operands and one.opcode == "get-tuple-element"]
+    if len(bounds) != 1 or len(counters) != 1:
+        return open_trips
+    index = int(re.findall(r"index=(\d+)", counters[0].rest)[0])
+    return -(-bounds[0] // _step(body, index))
+
+
+def _step(body: list[Instruction], index: int) -> int:
+    """What a loop's body adds to element `index` of its state; 1 where that is not to be seen."""
+    by_name = {one.name: one for one in body}
+    state = _operands(body[-1]) if body else []
+    grown = by_name.get(state[index]) if index < len(state) else None
+    if grown is not None and grown.opcode == "add":
+        steps = [value for name in _operands(grown) if (value := _constant(body, name)) is not None]
+        return steps[0] if steps else 1
+    return 1
+
+
+def _operands(one: Instruction) -> list[str]:
+    return re.findall(r"%([\w.\-]+)", one.rest.split("),", 1)[0])
+
+
+def _constant(computation: list[Instruction], name: str) -> int | None:
+    values = [
+        found
+        for one in computation
+        if one.name == name and one.opcode == "constant" and (found := re.match(r"(\d+)\)", one.rest))
+    ]
+    return int(values[0][1]) if values else None
 
 
 def _top_level(computations: dict[str, list[Instruction]], entry: str) -> list[str]:

@@ -78,7 +78,7 @@ class Server:
         try:
             async with asyncio.timeout(_CHECK_S):
                 return (await client.get(f"{self._base}/models")).status_code < 500
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError):
+        except (httpx.HTTPError, httpx.InvalidURL, httpx.CookieConflict, OSError):  # TimeoutError is one
             return False
         finally:
             self._clients.remove(client)

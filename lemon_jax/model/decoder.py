@@ -22,6 +22,7 @@ from jaxtyping import Array, Bool, Float, Int
 from lemon_jax.model.attention import attend
 from lemon_jax.model.config import DecoderConfig
 from lemon_jax.model.layout import window_mask
+from lemon_jax.model.projection import project
 from lemon_jax.model.rope import rotary_angles, rotate
 from lemon_jax.model.sharding import KV_CACHE, constrain
 
@@ -91,9 +92,9 @@ class Attention(nnx.Module):
         cache: tuple[Array, Array] | None,
         write_index: Int[Array, ""] | Int[Array, " batch"] | int,
     ) -> tuple[Float[Array, "batch time dim"], tuple[Array, Array]]:
-        q = jnp.einsum("btd,dhe->bhte", x_BxTxD, self.q[...])
-        k = jnp.einsum("btd,dke->bkte", x_BxTxD, self.k[...])
-        v = jnp.einsum("btd,dke->bkte", x_BxTxD, self.v[...])
+        q = project(self, "q", "btd,dhe->bhte", x_BxTxD)
+        k = project(self, "k", "btd,dke->bkte", x_BxTxD)
+        v = project(self, "v", "btd,dke->bkte", x_BxTxD)
         if self.qkv_bias:
             q = q + self.q_bias[...][None, :, None]
             k = k + self.k_bias[...][None, :, None]
@@ -108,7 +109,7 @@ class Attention(nnx.Module):
         k, v = constrain(k, *KV_CACHE), constrain(v, *KV_CACHE)
 
         mixed = attend(q, k, v, mask_BxTxS, divisor=self.score_divisor, causal=cache is None)
-        return jnp.einsum("bhte,hed->btd", mixed, self.o[...]), (k, v)
+        return project(self, "o", "bhte,hed->btd", mixed), (k, v)
 
 
 class MLP(nnx.Module):
@@ -121,10 +122,10 @@ class MLP(nnx.Module):
         self.activation = config.activation
 
     def __call__(self, x_BxTxD: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
-        gate = jnp.einsum("btd,df->btf", x_BxTxD, self.gate[...])
-        up = jnp.einsum("btd,df->btf", x_BxTxD, self.up[...])
+        gate = project(self, "gate", "btd,df->btf", x_BxTxD)
+        up = project(self, "up", "btd,df->btf", x_BxTxD)
         gate = jax.nn.silu(gate) if self.activation == "silu" else jax.nn.gelu(gate, approximate=True)
-        return jnp.einsum("btf,fd->btd", gate * up, self.down[...])
+        return project(self, "down", "btf,fd->btd", gate * up)
 
 
 class Block(nnx.Module):

@@ -61,15 +61,16 @@ def gguf_tokenizer(fields: Mapping[str, Any]) -> TextTokenizer:
     if len(types) != len(tokens):
         raise LemonError(f"{len(tokens)} tokens have {len(types)} types; fetch the model file again")
     controls = {t: i for i, t in enumerate(tokens) if types[i] == CONTROL}
-    ends = [fields.get(f"{name}_token_id") for name in ("eos", "eot", "eom")]
+    ends = [_id(fields, name) for name in ("eos", "eot", "eom")]
     ends += [controls[text] for text in _ENDS if text in controls]
     eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
     # Of the two kinds, only SentencePiece models begin their texts with bos where the file does not say.
     begins = fields.get("add_bos_token", model == "llama")
+    pad_id = _id(fields, "padding")
     ids = TokenIds(
         vocab_size=len(tokens),
-        pad_id=fields.get("padding_token_id", next(iter(eos_ids), 0)),
-        bos_id=fields.get("bos_token_id") if begins else None,
+        pad_id=next(iter(eos_ids), 0) if pad_id is None else pad_id,
+        bos_id=_id(fields, "bos") if begins else None,
         eos_ids=eos_ids,
     )
     return kinds[model](fields, tokens, types, ids)
@@ -116,11 +117,17 @@ def _from_scores(
         tokens,
         _array(fields, "scores", float),
         types,
-        unk_id=fields.get("unknown_token_id", 0),
-        unigram=False,
+        unk_id=_id(fields, "unknown") or 0,
         add_dummy_prefix=bool(fields.get("add_space_prefix", True)),
     )
     return Tokenizer(proto, ids)
+
+
+def _id(fields: Mapping[str, Any], name: str) -> int | None:
+    value = fields.get(f"{name}_token_id")
+    if value is not None and type(value) is not int:
+        raise LemonError(f"tokenizer.ggml.{name}_token_id is {value!r:.40}, expected a whole number")
+    return value
 
 
 def _array(fields: Mapping[str, Any], key: str, kind: type) -> list[Any]:

@@ -17,6 +17,7 @@ from lemon_jax.model.decoder import Decoder
 from lemon_jax.model.families import Place, family_of, places, to_file
 from lemon_jax.model.hub_config import config_json
 from lemon_jax.model.hub_weights import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
+from lemon_jax.model.pretrained_text import TEMPLATE_FILE
 from lemon_jax.model.sentencepiece_json import tokenizer_json
 from lemon_jax.model.text_tokenizer import TextTokenizer
 from lemon_jax.model.tokenizer import Tokenizer
@@ -33,6 +34,7 @@ def save_pretrained(
     tokenizer: TextTokenizer | None = None,
     *,
     max_positions: int,
+    chat_template: str | None = None,
     dtype: Literal["bfloat16", "float32"] = "float32",
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
@@ -40,7 +42,8 @@ def save_pretrained(
 
     `max_positions` is the longest sequence in tokens that the model is meant for. `load_pretrained` and
     transformers' `from_pretrained` read the folder; its tokenizer gives the ids of `tokenizer`, except for
-    texts with "▁" (U+2581). Raises `LemonError` for a decoder of none of the `families`, and for a folder
+    texts with "▁" (U+2581). It reads control symbols in a text as such only with a `chat_template`, whose
+    texts hold them. Raises `LemonError` for a decoder of none of the `families`, and for a folder
     that holds files.
     """
     folder = Path(folder)
@@ -54,7 +57,7 @@ def save_pretrained(
         ids = _token_ids(tokenizer)
         values |= ids
         _write_json(folder / "generation_config.json", ids)
-        _write_tokenizer(folder, tokenizer, max_positions)
+        _write_tokenizer(folder, tokenizer, max_positions, chat_template)
     _write_json(folder / CONFIG_FILE, values)
 
 
@@ -103,7 +106,9 @@ def _token_ids(tokenizer: TextTokenizer) -> dict[str, Any]:
     }
 
 
-def _write_tokenizer(folder: Path, tokenizer: TextTokenizer, max_positions: int) -> None:
+def _write_tokenizer(
+    folder: Path, tokenizer: TextTokenizer, max_positions: int, chat_template: str | None
+) -> None:
     tokenizer.save(folder)
     if isinstance(tokenizer, Tokenizer):
         _write_json(folder / TOKENIZER_JSON, tokenizer_json(tokenizer))
@@ -114,9 +119,11 @@ def _write_tokenizer(folder: Path, tokenizer: TextTokenizer, max_positions: int)
         "tokenizer_class": "PreTrainedTokenizerFast",
         "model_max_length": max_positions,
         "clean_up_tokenization_spaces": False,
-        # A task that spells a control symbol must not end its own prompt.
-        "split_special_tokens": True,
+        # A task that spells a control symbol must not end its own prompt. A chat cannot do without.
+        "split_special_tokens": chat_template is None,
     }
+    if chat_template is not None:
+        (folder / TEMPLATE_FILE).write_bytes(chat_template.encode())
     values |= {key: texts[i] for key, i in named.items() if i is not None and i in texts}
     _write_json(folder / "tokenizer_config.json", values)
 

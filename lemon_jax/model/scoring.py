@@ -8,7 +8,10 @@ from jaxtyping import Array, Float, Int
 
 from lemon_jax.model.decoder import Decoder, project_logits
 from lemon_jax.model.layout import attention_mask, rope_positions
+from lemon_jax.model.sharding import batch_shards
 from lemon_jax.model.support import Trace, mask_logits
+
+TOKENS_OF_A_DEVICE = 512  # whose logits it computes at a time on a mesh
 
 
 def completion_hidden(
@@ -67,12 +70,12 @@ def completion_log_probs(
     """(log p(completion token | prompt, earlier tokens), entropy there): fp32, nats, 0 on padding.
 
     Prompts and completions are right-padded, and every prompt has at least one token. `temperature`
-    (> 0) divides the logits, as in `sampling.sample`. Logits exist for `chunk` steps at a time, in the
-    forward and in the backward pass; `remat` as in `Decoder`. The log-probabilities are differentiable in
-    `decoder`, the entropy is not, and all is finite whatever the padding holds, as long as its ids lie in
-    the vocabulary. With the `trace` of completions that were sampled within a language, only tokens that
-    could have come count: a token without alternative has 0, and so has one beyond the language. Raises
-    ValueError for a temperature or chunk <= 0.
+    (> 0) divides the logits, as in `sampling.sample`. Logits exist for `chunk` steps at a time (for more
+    where a mesh splits the rows), in the forward and in the backward pass; `remat` as in `Decoder`. The
+    log-probabilities are differentiable in `decoder`, the entropy is not, and all is finite whatever the
+    padding holds, as long as its ids lie in the vocabulary. With the `trace` of completions that were sampled
+    within a language, only tokens that could have come count: a token without alternative has 0, and so has
+    one beyond the language. Raises ValueError for a temperature or chunk <= 0.
     """
     if temperature <= 0 or chunk <= 0:
         raise ValueError(f"temperature {temperature} and chunk {chunk} must be positive")
@@ -82,7 +85,11 @@ def completion_log_probs(
     # Where twice: cleaning only the result would let the padding's gradient through as 0 * inf.
     hidden_BxCxD = jnp.where(valid_BxC[:, :, None], hidden_BxCxD, 0)
 
-    chunk = min(chunk, steps)
+    # On a mesh a device holds few of the rows, and for each chunk it gathers the head and adds up the head's
+    # gradient with all others. So its rows take longer chunks, of as many tokens as keep it busy meanwhile.
+    shards = batch_shards()
+    busy = TOKENS_OF_A_DEVICE // -(-batch // shards)
+    chunk = min(max(chunk, min(busy, chunk * shards)), steps)
     num_chunks = -(-steps // chunk)
     fill = num_chunks * chunk - steps
     head_VxD = decoder.head_weight()

@@ -169,6 +169,12 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
     return jax.lax.with_sharding_constraint(x, spec_of(axes, x.shape, sizes))
 
 
+def batch_shards() -> int:
+    """Into how many parts the mesh splits a batch, inside a jit-compiled function; see `using`."""
+    mesh = jax.sharding.get_abstract_mesh()
+    return math.prod(dict(mesh.shape).get(axis, 1) for axis in RULES["batch"])
+
+
 def constrain_tree(tree: Any) -> Any:
     """Parameters, gradients or an optimiser's state, kept split as the table says; see `using`."""
     mesh = jax.sharding.get_abstract_mesh()

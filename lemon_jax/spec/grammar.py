@@ -8,13 +8,19 @@ unrolled: a state within a text has the bound beside it, and whoever walks count
 
 from __future__ import annotations
 
+import inspect
 import json
+import sys
+import unicodedata
 from collections.abc import Hashable
 from typing import NamedTuple
 
 import numpy as np
 
-from .reader import MAX_AGENTS, MAX_BYTES
+from . import text_states as text_states_module
+from .check import HIDDEN
+from .dump import ESCAPED
+from .reader import FORBIDDEN, MAX_AGENTS, MAX_BYTES
 from .roles import ROLES
 from .text_states import CLOSED, EMPTY, bytes_to_close, text_states
 from .types import CAPACITIES, VERSION
@@ -41,9 +47,11 @@ class ByteGrammar(NamedTuple):
 
 
 def language_key() -> str:
-    """Tells languages apart without building their automata: by version, limits and base roles."""
+    """Tells languages apart without building their automata: by what they are made from."""
     roles = {name: role.llm for name, role in ROLES.items()}
-    return json.dumps([GRAMMAR_VERSION, VERSION, MAX_AGENTS, NAME_BYTES, DUTY_BYTES, CAPACITIES, roles])
+    made_by = [inspect.getsource(module) for module in (text_states_module, sys.modules[__name__])]
+    characters = [FORBIDDEN.pattern, ESCAPED.pattern, HIDDEN.pattern, unicodedata.unidata_version]
+    return json.dumps([VERSION, MAX_AGENTS, CAPACITIES, roles, characters, made_by])
 
 
 Place = Hashable  # what a state stands for within its agent

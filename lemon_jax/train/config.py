@@ -96,6 +96,9 @@ class RunConfig:
     search_candidates: int = 16
     search_tokens: int = 0  # worker tokens of that search; 0: as many as the training used
     checkpoint_every: int = 5
+    lora_rank: int = 0  # of low-rank adapters, which alone are trained then; 0: all parameters are
+    lora_alpha: float = 16.0  # a correction counts lora_alpha / lora_rank times
+    lora_targets: str = "q,k,v,o,gate,up,down"  # the projections of a block that have adapters
     reward: RewardConfig = field(default_factory=RewardConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
 

@@ -32,6 +32,7 @@ _COUNTS = (
     "checkpoint_every",
     "search_candidates",
     "search_tokens",
+    "lora_rank",
 )
 
 
@@ -66,7 +67,15 @@ def load_preset(path: Path, bench: str) -> RunConfig:
 
 def check_counts(config: RunConfig) -> None:
     """Raise LemonError for numbers that no run can have."""
-    low = {"steps": 0, "edits_per_step": 0, "group": 2, "search_candidates": 2, "search_tokens": 0}
+    low = {
+        "steps": 0,
+        "edits_per_step": 0,
+        "group": 2,
+        "search_candidates": 2,
+        "search_tokens": 0,
+        "lora_rank": 0,
+    }
+
     faults = [
         f"{name.replace('_', '-')} is {getattr(config, name)}, it must be at least {low.get(name, 1)}"
         for name in _COUNTS
@@ -88,6 +97,7 @@ def check_counts(config: RunConfig) -> None:
         baseline_names(config.baselines)
     except LemonError as fault:
         faults.append(str(fault))
+    faults += _lora_faults(config)
     if not 0 <= config.seed < 2**32:
         faults.append(f"seed is {config.seed}, it must be from 0 to {2**32 - 1}")
     update = config.update
@@ -99,6 +109,22 @@ def check_counts(config: RunConfig) -> None:
             faults.append(f"update.{name} is {getattr(update, name)}, it must be finite and not negative")
     if faults:
         raise LemonError("; ".join(faults))
+
+
+def _lora_faults(config: RunConfig) -> list[str]:
+    if not config.lora_rank:
+        unused = config.lora_targets != RunConfig.lora_targets
+        return ["lora-targets without lora-rank has no effect; give both or neither"] if unused else []
+    from lemon_jax.model.lora import TARGETS  # imports JAX, which reading a preset does without
+
+    faults = []
+    unknown = [name for name in config.lora_targets.split(",") if name not in TARGETS]
+    if unknown:
+        named = ", ".join(map(repr, unknown))
+        faults.append(f"lora-targets has {named}, expected some of {', '.join(TARGETS)}")
+    if not 0 < config.lora_alpha < math.inf:
+        faults.append(f"lora_alpha is {config.lora_alpha}, it must be positive and finite")
+    return faults
 
 
 def _apply(config: Any, values: dict[str, Any], where: str, faults: list[str]) -> Any:

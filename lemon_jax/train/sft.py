@@ -21,6 +21,7 @@ from lemon_jax.orchestrator import Orchestrator, pad
 # Padded lengths: few, so that few programs are compiled, but close enough to waste little.
 PROMPT_BUCKETS = (64, 128, 192, 256)
 COMPLETION_BUCKETS = (64, 112, 160, 224, 320)
+LONG_BUCKET = 128  # of what is longer than these
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +66,8 @@ def encode_examples(
 
 
 def _bucket(length: int, buckets: Sequence[int]) -> int:
-    return next((b for b in buckets if length <= b), length)
+    # A chat prompt explains the spec language, so it is longer than the buckets.
+    return next((b for b in buckets if length <= b), -(-length // LONG_BUCKET) * LONG_BUCKET)
 
 
 def batches(examples: Sequence[Example], size: int, rng: random.Random) -> Iterator[list[Example]]:

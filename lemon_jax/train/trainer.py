@@ -15,6 +15,8 @@ from jax.sharding import Mesh
 from lemon_jax.bench import Task
 from lemon_jax.errors import LemonError
 from lemon_jax.model import Decoder, params_sha256
+from lemon_jax.model.lora import add_lora, merge_lora
+from lemon_jax.model.projection import LoraParam
 from lemon_jax.model.sharding import fetch, place, using
 from lemon_jax.orchestrator import Orchestrator
 from lemon_jax.runtime import CallStore, Executor
@@ -44,7 +46,8 @@ class Trainer:
     """Trains `policy` on `tasks`. The warm-started policy stays as the KL reference.
 
     With a mesh parameters, optimiser, reference, sampling and update are split over it. From then on
-    `policy` is the one to evaluate: on the mesh, in the numerics of the run.
+    `policy` is the one to evaluate: on the mesh, in the numerics of the run. With `lora_rank` only low-rank
+    adapters are trained: state and checkpoints hold nothing else, and policy and reference share the rest.
     """
 
     config: RunConfig
@@ -60,11 +63,22 @@ class Trainer:
     checkpoints: str | None = None  # where they lie; in the run directory unless given
 
     def __post_init__(self) -> None:
-        self._graph, start = nnx.split(self.policy.decoder)
+        decoder = self.policy.decoder
+        if self.config.lora_rank:
+            decoder = add_lora(
+                decoder,
+                rank=self.config.lora_rank,
+                alpha=self.config.lora_alpha,
+                targets=self.config.lora_targets.split(","),
+                key=jax.random.key(self.config.seed),
+            )
+        trained = LoraParam if self.config.lora_rank else nnx.Param
+        self._graph, start, *rest = nnx.split(decoder, trained, ...)
         if self.mesh is not None:
-            start = place(start, self.mesh)
+            start, rest = place(start, self.mesh), place(rest, self.mesh)
+        self._frozen = tuple(cast(part, self.config.update) for part in rest)
         self._reference = cast(start, self.config.update)
-        self.policy = self.policy.with_decoder(nnx.merge(self._graph, self._reference))
+        self.policy = self.policy.with_decoder(self._decoder(self._reference))
         self._prompt_slots = self.policy.prompt_slots([t.prompt() for t in self.tasks])
         # A copy: the update donates its state's buffers, and the reference must outlive them.
         params = jax.tree.map(lambda x: x.copy(), start)
@@ -84,7 +98,10 @@ class Trainer:
 
     def decoder(self) -> Decoder:
         """The decoder with its present parameters, in the numerics of the run."""
-        return nnx.merge(self._graph, cast(self._state.params, self.config.update))
+        return self._decoder(cast(self._state.params, self.config.update))
+
+    def _decoder(self, params: nnx.State) -> Decoder:
+        return nnx.merge(self._graph, params, *self._frozen)
 
     async def train(self, progress: Progress) -> None:
         """Run the remaining steps, and leave with all saved.
@@ -162,6 +179,7 @@ class Trainer:
         )
         if self.scale.accumulate > 1:
             batch = micro_batches(batch, self.scale.accumulate)
+        constraint = self.policy.constraint if self.config.constrained else None
         passes: list[dict[str, float]] = []
         for _ in range(self.config.updates_per_step):
             with using(self._state.params):
@@ -169,7 +187,8 @@ class Trainer:
                     self._state,
                     self._reference,
                     batch,
-                    self.policy.constraint if self.config.constrained else None,
+                    constraint,
+                    frozen=self._frozen,
                     graph=self._graph,
                     config=self.config.update,
                     remat=self.scale.remat,
@@ -190,13 +209,21 @@ class Trainer:
         return metrics
 
     def save_policy(self, manifest: dict[str, Any]) -> Orchestrator:
-        """Write the trained policy into the run directory, in fp32; returns it as the run computes."""
+        """Write the trained policy into the run directory, in fp32, adapters merged; returns it as the run
+        computes."""
         # On the host, whole: what the mesh holds in parts.
-        whole = self.policy.with_decoder(nnx.merge(self._graph, fetch(self._state.params)))
+        whole = self.policy.with_decoder(self._merged())
         if self.hosts.first:
             digest = {"params_sha256": params_sha256(whole.decoder)}
             whole.save(self.run.policy, manifest | digest, dtype="float32")
         return self.policy.with_decoder(self.decoder())
+
+    def _merged(self) -> Decoder:
+        params = fetch(self._state.params)
+        if not self.config.lora_rank:
+            return nnx.merge(self._graph, params, *self._frozen)
+        frozen = jax.tree.map(lambda x: x.astype(np.float32), fetch(self._frozen))
+        return merge_lora(nnx.merge(self._graph, params, *frozen))
 
     def close(self) -> None:
         self._checkpoints.close()

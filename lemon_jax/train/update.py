@@ -21,7 +21,7 @@ SCORING_CHUNK = 64
 
 
 class TrainState(NamedTuple):
-    """What training changes on the device: parameters and optimiser."""
+    """What training changes on the device: parameters (all of the policy, or its adapters) and optimiser."""
 
     params: nnx.State
     opt_state: Any
@@ -100,6 +100,28 @@ def _policy_loss(
     return losses.truncated_policy_gradient(*given, truncate=config.truncate)
 
 
+def _credit(
+    log_probs_BxC: Array,
+    edited_KxC: Array,
+    batch: UpdateBatch,
+    config: UpdateConfig,
+    free_BxC: Array | None,
+    edited_free_KxC: Array | None,
+) -> losses.Sum:
+    """The counterfactual loss of the step's edits, before its division."""
+    original_K, edited_K = span_scores(
+        log_probs_BxC,
+        edited_KxC,
+        batch,
+        normalise=config.normalise_spans,
+        free_BxC=free_BxC,
+        edited_free_KxC=edited_free_KxC,
+    )
+    if config.counterfactual_form == "preference":
+        return losses.counterfactual(original_K, edited_K, batch.contrast_K, batch.weight_K, tau=config.tau)
+    return losses.counterfactual_gradient(original_K, batch.contrast_K, batch.weight_K)
+
+
 def total_loss(
     decoder: Decoder,
     reference: Decoder,
@@ -150,18 +172,7 @@ def total_loss(
             log_probs_BxC, ref_log_probs_BxC, mask_BxC, estimator=config.kl_estimator
         )
         kl = losses.Sum(losses.aggregate(estimate, mask_BxC, config.aggregation).total, weights.policy)
-    original_K, edited_K = span_scores(
-        log_probs_BxC,
-        all_log_probs[num_rollouts:],
-        batch,
-        normalise=config.normalise_spans,
-        free_BxC=free,
-        edited_free_KxC=edited_free,
-    )
-    if config.counterfactual_form == "preference":
-        spans = losses.counterfactual(original_K, edited_K, batch.contrast_K, batch.weight_K, tau=config.tau)
-    else:
-        spans = losses.counterfactual_gradient(original_K, batch.contrast_K, batch.weight_K)
+    spans = _credit(log_probs_BxC, all_log_probs[num_rollouts:], batch, config, free, edited_free)
     loss_cf = losses.Sum(spans.total, tokens).mean()
     loss = policy.mean() + config.kl * kl.mean() + config.counterfactual * loss_cf
     entropy = jnp.sum(jnp.where(mask_BxC, all_entropy[:num_rollouts], 0.0))
@@ -186,22 +197,23 @@ def update(
     batch: UpdateBatch,
     constraint: Constraint | None = None,
     *,
+    frozen: tuple[nnx.State, ...] = (),
     graph: nnx.GraphDef,
     config: UpdateConfig,
     remat: bool = False,
 ) -> tuple[TrainState, dict[str, Array]]:
     """The state after one step of Adam on `total_loss`, and the step's metrics.
 
-    A batch of `batch.micro_batches` is accumulated: one decoder pass a micro-batch, one step of Adam.
+    A batch of `batch.micro_batches` is accumulated: one decoder pass a micro-batch, one step of Adam. What
+    policy and reference share, and nothing trains, is `frozen`, in the dtype it is computed with.
     """
 
     def loss_fn(
         params: nnx.State, batch: UpdateBatch, weights: Weights | None
     ) -> tuple[Array, dict[str, Array]]:
-        decoder = nnx.merge(graph, cast(params, config))
-        return total_loss(
-            decoder, nnx.merge(graph, reference), batch, config, constraint, weights, remat=remat
-        )
+        decoder = nnx.merge(graph, cast(params, config), *frozen)
+        start = nnx.merge(graph, reference, *frozen)
+        return total_loss(decoder, start, batch, config, constraint, weights, remat=remat)
 
     gradient = jax.value_and_grad(loss_fn, has_aux=True)
     if batch.completions_BxC.ndim == 2:

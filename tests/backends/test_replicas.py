@@ -231,7 +231,7 @@ def test_a_server_that_comes_back_is_used_again(killables, caplog):
         first, while_away, second = asyncio.run(run())
     assert {reply.text for reply in [*first.values(), *second.values()]} == {"5"}
     assert while_away == 60
-    assert 20 <= coming.calls <= 40
+    assert 10 <= coming.calls <= 50
     assert f"127.0.0.1:{coming.port} is back" in caplog.text
 
 

@@ -20,12 +20,12 @@ from lemon_jax.train.losses import group_advantages
 from lemon_jax.train.update import TrainState, cast, init_state, update
 
 CONFIG = UpdateConfig(learning_rate=3e-3, warmup=0, kl=0.1, temperature=1.0)
-SHAPES = [(8, 1, 1), (1, 8, 1), (2, 2, 2)]  # eight rollouts; four heads on two places, two key/value heads
+SHAPES = [(1, 8, 1), (2, 2, 2)]  # eight rollouts; four heads on two places, two key/value heads
 
 
 @pytest.fixture(scope="module")
 def policy(tokenizer):
-    return untrained(tokenizer, layers=1, max_new=16)
+    return untrained(tokenizer, layers=1)
 
 
 @pytest.fixture(scope="module")
@@ -52,17 +52,18 @@ def batch(policy):
     )
 
 
-def _updated(policy, batch, *, config=CONFIG, mesh=None, remat=False, steps=1) -> tuple[TrainState, dict]:
-    """The state after `steps` updates on the batch, on the host, and the metrics of the last."""
+def _updated(
+    policy, batch, *, config=CONFIG, mesh=None, constrained=False, remat=False
+) -> tuple[TrainState, dict]:
+    """The state after an update on the batch, on the host, and its metrics."""
     graph, start = nnx.split(policy.decoder)
     if mesh is not None:
         start = place(start, mesh)
     state = init_state(jax.tree.map(lambda x: x.copy(), start), config)
+    constraint = policy.constraint if constrained else None
+    static = {"graph": graph, "config": config, "remat": remat}
     with optax_promotion(), using(start):
-        for _ in range(steps):
-            state, metrics = update(
-                state, cast(start, config), batch, graph=graph, config=config, remat=remat
-            )
+        state, metrics = update(state, cast(start, config), batch, constraint, **static)
     assert mesh_of(state) == mesh
     return fetch(state), {name: float(value) for name, value in metrics.items()}
 
@@ -110,9 +111,11 @@ def test_remat_on_a_mesh_and_in_parts(policy, batch, alone):
 
 
 def test_accumulation_divides_by_the_whole_step_whatever_is_counted(policy, batch):
-    config = replace(CONFIG, aggregation="sequence")  # and 8 rollouts make 3 parts of unequal sizes
-    whole = _updated(policy, batch, config=config)
-    assert_same_update(_updated(policy, micro_batches(batch, 3), config=config), whole)
+    """Specs in place of tokens, of these only the free ones, and 8 rollouts in 3 parts of unequal sizes."""
+    config = replace(CONFIG, aggregation="sequence")
+    whole = _updated(policy, batch, config=config, constrained=True)
+    parts = _updated(policy, micro_batches(batch, 3), config=config, constrained=True)
+    assert_same_update(parts, whole)
 
 
 def test_micro_batches_keep_every_rollout_and_edit_once(batch):

@@ -27,8 +27,8 @@ KINDS = ("qwen", "gpt-2", "smollm", "gemma", "llama-2")
 
 
 @cache
-def tokenizer_json(kind: str, size: int = 600) -> str:
-    """The text of a tokenizer.json as the `tokenizers` library writes it."""
+def tokenizer_json(kind: str, size: int = 600, texts: tuple[str, ...] = ()) -> str:
+    """The text of a tokenizer.json as the library writes it, trained on `texts` or on samples."""
     fallback = kind in ("gemma", "llama-2")
     tokenizer = Tokenizer(models.BPE(byte_fallback=fallback, unk_token="<unk>" if fallback else None))
     special = [f"<0x{b:02X}>" for b in range(256)] if fallback else []
@@ -62,7 +62,7 @@ def tokenizer_json(kind: str, size: int = 600) -> str:
         show_progress=False,
         limit_alphabet=150 if fallback else 256,
     )
-    tokenizer.train_from_iterator(samples(120, seed=1), trainer)
+    tokenizer.train_from_iterator(texts or samples(120, seed=1), trainer)
     tree = json.loads(tokenizer.to_str())
     tree["added_tokens"] = []  # byte pieces are no symbols; they were special only for the trainer
     tokenizer = Tokenizer.from_str(json.dumps(tree))
@@ -84,14 +84,38 @@ def hub_tokenizer(kind: str) -> HubTokenizer:
     return HubTokenizer(source, token_ids(source))
 
 
-def write_tokenizer(folder: Path, kind: str = "qwen", *, template: str | None = None, **more: Any) -> int:
-    """The tokenizer files of a hub folder; returns the number of its tokens."""
-    source = tokenizer_json(kind)
-    ids = token_ids(source, extra=0)
+def write_tokenizer(folder: Path, source: str, template: str | None = None) -> None:
+    """The tokenizer's files of a hub folder."""
+    end, _, turn = map(Tokenizer.from_str(source).token_to_id, CONTROLS)
     (folder / "tokenizer.json").write_text(source, encoding="utf-8")
-    config = {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "bos_token": None} | more
-    if template is not None:
-        config["chat_template"] = template
+    # Some files name a symbol by its text, others by an object that holds it.
+    pad = {"__type": "AddedToken", "content": "<|endoftext|>", "special": True, "normalized": False}
+    config: dict[str, Any] = {"eos_token": "<|endoftext|>", "pad_token": pad}
+    config |= {"bos_token": None, "chat_template": template}
     (folder / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
-    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": list(ids.eos_ids)}))
-    return ids.vocab_size
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [turn, end]}))
+
+
+def gguf_values(
+    kind: str, pre: str, *, tree: dict[str, Any] | None = None, rows: int | None = None
+) -> dict[str, Any]:
+    """The `tokenizer.ggml.*` values that llama.cpp's converter makes of `hub_tokenizer(kind)`, or of another
+    tokenizer.json for a model with `rows` tokens."""
+    tree = tree or json.loads(tokenizer_json(kind))
+    texts = {i: text for text, i in tree["model"]["vocab"].items()}
+    kinds = dict.fromkeys(texts, 1)
+    for token in tree["added_tokens"]:
+        texts[token["id"]], kinds[token["id"]] = token["content"], 3 if token["special"] else 4
+    ids = {text: i for i, text in texts.items()}
+    count = rows or len(texts) + 7
+    return {
+        "model": "gpt2",
+        "pre": pre,
+        "tokens": [texts.get(i, f"[PAD{i}]") for i in range(count)],
+        "token_type": [kinds.get(i, 5) for i in range(count)],
+        "merges": [" ".join(merge) for merge in tree["model"]["merges"]],
+        "eos_token_id": ids[CONTROLS[2]],
+        "padding_token_id": ids[CONTROLS[0]],
+        "bos_token_id": ids[CONTROLS[0]],
+        "add_bos_token": False,
+    }
