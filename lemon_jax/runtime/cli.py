@@ -41,8 +41,8 @@ def add_parser(subparsers: argparse._SubParsersAction) -> None:
         "--workers",
         default="embedded",
         metavar="NAME|FILE",
-        help="embedded (small models on this machine, the default), scripted (no model, for dry runs) or a "
-        "TOML worker file",
+        help="embedded (small models on this machine, the default), jax (the same in this process), scripted "
+        "(no model, for dry runs) or a TOML worker file",
     )
     run.add_argument(
         "--store", type=Path, metavar="FILE", help="keep worker calls in this SQLite file, and reuse them"
