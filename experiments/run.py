@@ -34,6 +34,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CHECKPOINTS = ROOT / "checkpoints"
 PRESETS = Path(__file__).resolve().parent / "presets"
 BENCHES = ("aqua", "gsm8k", "humaneval", "mmlu", "multiarith", "svamp")  # bench.SOURCES, not yet imported
+# Of a manifest: the same in all processes, and when a run is resumed.
+MADE_OF = ("policy_sha256", "tokenizer_sha256", "chat_template_sha256", "data", "workers")
 COMPUTE_DTYPES = ("float32", "bfloat16")  # UpdateConfig's, not yet imported
 EXIT_FAULT, EXIT_INTERRUPTED = 2, 130
 EXIT_PREEMPTED = 75  # by SIGTERM, all saved: EX_TEMPFAIL of sysexits.h, start it again
@@ -72,7 +74,7 @@ def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
     add("--out", type=Path, metavar="RUN_DIR", help="run directory (runs/<bench>-<preset>-s<seed>-<time>)")
     add("--resume", type=Path, default=None, metavar="RUN_DIR", help="continue a run that was stopped (off)")
     add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
-    add("--constrained", action="store_true", help="sample specs within the spec language: all valid (off)")
+    add("--constrained", action="store_true", help="write valid specs only: docs/grammar.md (off)")
     add("--no-counterfactual", action="store_true", help="train by GRPO alone (off)")
     add("--fresh", action="store_true", help="ignore the shipped recordings of worker calls (off)")
     add("--accept-isolation", metavar="LEVEL", help="lowest for an answer's code (namespaces+seccomp)")
@@ -247,17 +249,19 @@ def _directory(
             progress.note("warning: the code or its libraries changed since this run began")
         return RunDir.open(args.resume)[0].path
 
+    hosts.same({name: facts.get(name) for name in MADE_OF})
     path = hosts.on_first(first)
     progress.note(f"run directory: {path}")
-    return RunDir(path) if hosts.first else OtherHost(path, hosts.index)
+    return hosts.agree(lambda: RunDir(path) if hosts.first else OtherHost(path, hosts.index, new=not earlier))
 
 
 async def _execute(job: Job) -> dict[str, Any]:
     """The job, alone in its folder; the summary."""
+    from lemon_jax.compiled import compilation_cache_on_disk
     from lemon_jax.errors import LemonError
     from lemon_jax.train.hosts import Preempted
 
-    with contextlib.ExitStack() as stack:
+    with compilation_cache_on_disk(), contextlib.ExitStack() as stack:
         try:
             job.hosts.agree(lambda: stack.enter_context(job.run.locked()))
             return await job.execute()
@@ -386,8 +390,7 @@ def _check_same(earlier: dict[str, Any], now: dict[str, Any]) -> None:
     """A resumed run must find what the first one started with. Raises LemonError naming what differs."""
     from lemon_jax.errors import LemonError
 
-    parts = ("policy_sha256", "tokenizer_sha256", "data", "workers")
-    changed = [name for name in parts if earlier.get(name) != now[name]]
+    changed = [name for name in MADE_OF if earlier.get(name) != now.get(name)]
     if changed:
         raise LemonError(
             f"cannot resume: {', '.join(changed)} differ from the run's manifest; restore what the run was "

@@ -13,11 +13,12 @@ from typing import Any, Protocol
 
 from lemon_jax.errors import LemonError
 from lemon_jax.model.chat_template import ChatTemplate, RefusedByTemplate
-from lemon_jax.model.pretrained_text import TEMPLATE_FILE
+from lemon_jax.model.pretrained_text import TEMPLATE_FILE, TODAY
 from lemon_jax.model.text_tokenizer import TextTokenizer, symbol_pattern
 from lemon_jax.spec import explain
 
 SEPARATOR = "\n\nSpec:\n"  # between the task and the spec
+_VARIABLES = {"enable_thinking": False}  # the reply is the spec and nothing before it
 _CUTS = "\ue000\ue001\ue002\ue003"  # private characters; one that the task does not use marks where it is cut
 
 
@@ -52,6 +53,9 @@ class ChatPrompt:
     A template that takes no system message gets both in one; a model without a template gets them as text.
     """
 
+    tokenizer: TextTokenizer
+    template: ChatTemplate | None
+
     @classmethod
     def load(cls, folder: Path, manifest: Mapping[str, Any], tokenizer: TextTokenizer) -> ChatPrompt:
         """What `save` wrote. Raises LemonError for a template that is missing or damaged."""
@@ -61,7 +65,8 @@ class ChatPrompt:
         if not isinstance(symbols, dict) or not all(isinstance(text, str) for text in symbols.values()):
             raise LemonError(f"{folder}: the manifest's chat_symbols are {symbols!r:.60}; restore the folder")
         try:
-            return cls(tokenizer, ChatTemplate((folder / TEMPLATE_FILE).read_bytes().decode(), symbols))
+            source = (folder / TEMPLATE_FILE).read_bytes().decode()
+            return cls(tokenizer, ChatTemplate(source, symbols, today=TODAY))
         except (OSError, UnicodeDecodeError, LemonError) as error:
             raise LemonError(f"{folder / TEMPLATE_FILE}: {error}; restore the folder") from error
 
@@ -78,9 +83,6 @@ class ChatPrompt:
         """Of the template and the symbols that it names."""
         parts = [self.template.source, self.template.symbols] if self.template else []
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-    tokenizer: TextTokenizer
-    template: ChatTemplate | None
 
     def ids(self, task_text: str, max_prompt: int) -> list[int]:
         """Raises LemonError if `max_prompt` does not even hold the explanation of the language."""
@@ -108,7 +110,7 @@ class ChatPrompt:
     def _ids(self, task_text: str) -> list[int]:
         cut = next((c for c in _CUTS if c not in task_text), _CUTS[0])
         # A task that spells "<|im_end|>" must not end the user's turn: no symbol is found across a cut.
-        safe = self._controls.sub(lambda m: m[0][0] + cut + m[0][1:], task_text.replace(cut, ""))
+        safe = self._begins_control.sub(lambda found: found[0] + cut, task_text.replace(cut, ""))
         text, begin = self._text(safe)
         parts = [self.tokenizer.encode_prompt(part) for part in text.split(cut)]
         return begin + [i for part in parts for i in part]
@@ -120,14 +122,17 @@ class ChatPrompt:
             return f"{explain()}\nTask:\n{task}{SEPARATOR}", begin
         user = {"role": "user", "content": task}
         try:
-            return self.template.render([{"role": "system", "content": explain()}, user]), []
+            system = {"role": "system", "content": explain()}
+            return self.template.render([system, user], **_VARIABLES), []
         except RefusedByTemplate:
             merged: dict[str, Any] = {"role": "user", "content": f"{explain()}\nTask:\n{task}"}
-            return self.template.render([merged]), []
+            return self.template.render([merged], **_VARIABLES), []
 
     @cached_property
-    def _controls(self) -> re.Pattern[str]:
-        return symbol_pattern(symbol for symbol in self.tokenizer.control_symbols() if len(symbol) > 1)
+    def _begins_control(self) -> re.Pattern[str]:
+        """Finds every character at which a control symbol begins, also inside of another one."""
+        symbols = symbol_pattern(symbol for symbol in self.tokenizer.control_symbols() if len(symbol) > 1)
+        return re.compile(f"(?={symbols.pattern}).", re.DOTALL)
 
 
 def shortened(text: str, kept: int) -> str:

@@ -5,9 +5,9 @@
 
 64 requests are asked at once, greedily: prompts of 60 to 700 tokens, half of them beginning with one role's
 prompt, and 16 to 200 new tokens. Every run has a process of its own, so that nothing of the last one is
-cached, and the engines take turns. Counted from the first request to the last reply, without start and warm-up, which
-are shown beside it. CPU seconds and peak memory are those of the process that computes, the memory with the
-files it maps; where the machine does other work too, CPU seconds say more than seconds.
+cached, and the engines take turns. Counted from the first request to the last reply, without start and
+warm-up, which are shown beside it. CPU seconds and peak memory are those of the process that computes, the
+memory with the files it maps; where the machine does other work too, CPU seconds say more than seconds.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def requests(count: int, seed: int) -> list[Request]:
 
 
 async def ask(backend: Backend, wanted: list[Request], pid: int) -> dict[str, Any]:
-    """Seconds and tokens of answering all, asked at once, after one that starts the engine in process `pid`."""
+    """Seconds and tokens of answering all, asked at once, after one that starts the engine in `pid`."""
     first = Request(model="m", messages=(Message(role="user", content="Hello"),), max_tokens=2)
     start = time.perf_counter()
     async for _, reply in backend.generate([first]):

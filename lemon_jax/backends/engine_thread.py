@@ -90,8 +90,11 @@ class EngineThread(threading.Thread):
             self._asked.clear()
             self._cancelled.clear()
         for job, future in asked:
-            self._futures[id(job)] = future
-            scheduler.submit(job)
+            try:
+                scheduler.submit(job)
+                self._futures[id(job)] = future
+            except ValueError as misfit:  # its own failure, not the engine's
+                future.set_exception(misfit)
         for job in cancelled:
             if self._futures.pop(id(job), None) is not None:
                 scheduler.cancel(job)

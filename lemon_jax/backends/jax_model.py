@@ -2,28 +2,21 @@
 
 from __future__ import annotations
 
-import hashlib
-import platform
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-import jax
-from jax.experimental.compilation_cache import compilation_cache
-
 from lemon_jax.backends.engine_thread import ServedModel
-from lemon_jax.backends.model_files import model_cache
 from lemon_jax.backends.types import Message
+from lemon_jax.compiled import compilation_cache_on_disk
 from lemon_jax.model.chat_template import ChatTemplate
 from lemon_jax.model.pretrained_text import load_pretrained_text
 from lemon_jax.model.serving import ServingEngine, ServingShape
-from lemon_jax.model.serving_weights import WeightType, load_serving_weights
+from lemon_jax.model.serving_weights import WeightType, load_serving_weights, open_source
 from lemon_jax.model.text_tokenizer import TextTokenizer
 
 # Tokens of the pool for each slot. A request needs a few hundred; one that finds no room waits.
 _POOL_TOKENS = 512
 _PAGE = 64
-_LEAST_COMPILE_S = 1.0  # what is compiled faster is not worth a file
 # What llama.cpp falls back to where a file has no template of its own.
 _CHATML = (
     "{% for message in messages %}"
@@ -37,13 +30,14 @@ def load_jax_model(path: Path, *, slots: int, context: int, weights: WeightType)
 
     Raises `LemonError` for a file that is damaged or of an unknown family.
     """
-    loaded, config = load_serving_weights(path, weights)
-    text = load_pretrained_text(path, config.vocab_size)
+    source = open_source(path)
+    # Before the weights: what reading it takes for a while does not come on top of them.
+    text = load_pretrained_text(path, source.config.vocab_size)
     tokenizer, template = text.tokenizer, text.template or ChatTemplate(_CHATML)
     most = -(-context // _PAGE)
     pages = max(slots * _POOL_TOKENS // _PAGE, most) + 1
     shape = ServingShape(slots=slots, context=most * _PAGE, pages=pages, page=_PAGE)
-    engine = ServingEngine(loaded, config, shape)
+    engine = ServingEngine(load_serving_weights(source, weights), source.config, shape)
     with compilation_cache_on_disk():
         engine.warm_up()
 
@@ -67,40 +61,3 @@ def chat_ids(tokenizer: TextTokenizer, template: ChatTemplate, messages: Sequenc
     # Templates write their own beginning of text; some files ask for one beside it.
     bos_id = tokenizer.bos_id
     return ids if bos_id is None or ids[:1] == [bos_id] else [bos_id, *ids]
-
-
-@contextmanager
-def compilation_cache_on_disk() -> Iterator[None]:
-    """Read and write compiled programs in the user's cache folder, unless JAX has been given a folder.
-
-    JAX keeps one folder for the whole process; afterwards it is as it was.
-    """
-    if jax.config.values["jax_compilation_cache_dir"] is not None:
-        yield
-        return
-    # A program is made for one kind of processor, and a cache folder may be shared by several.
-    settings = {
-        "jax_compilation_cache_dir": str(model_cache().parent / "compiled" / _processor()),
-        "jax_persistent_cache_min_compile_time_secs": _LEAST_COMPILE_S,
-    }
-    before = {name: jax.config.values[name] for name in settings}
-    for name, value in settings.items():
-        jax.config.update(name, value)
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            jax.config.update(name, value)
-        compilation_cache.reset_cache()
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        about = "".join(
-            sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
-        )
-    except OSError:
-        about = platform.processor()
-    return hashlib.sha256(f"{platform.machine()}{about}".encode()).hexdigest()[:12]

@@ -88,11 +88,14 @@ def compile_automaton(
     entries = _walk(next_Sx257, bound_S, need_S, state_R, symbols)
     entries = _choose_forced(entries, _runs(next_Sx257, state_R), symbols, encode)
 
-    what_ExK = np.stack(entries[2:], axis=1)
-    actions_AxK, action_E = np.unique(what_ExK, axis=0, return_inverse=True)
-    none = np.array([[0, 0, -1]], what_ExK.dtype)
-    step_A, use_A, room_A = np.concatenate([none, actions_AxK]).astype(np.int32).T
-    action_E = action_E.reshape(-1) + 1
+    # One number for what a token does: sorting numbers is ten times faster than sorting rows.
+    uses, rooms = MAX_TOKEN_BYTES + 1, int(bound_S.max()) + 2
+    what_E = (entries.step_E * uses + entries.use_E) * rooms + entries.room_E + 1
+    what_A, action_E = np.unique(what_E, return_inverse=True)
+    action_E = action_E + 1  # action 0 is none
+    step_A = np.concatenate([[0], what_A // rooms // uses]).astype(np.int32)
+    use_A = np.concatenate([[0], what_A // rooms % uses]).astype(np.int32)
+    room_A = np.concatenate([[-1], what_A % rooms - 1]).astype(np.int32)
     class_V, table_RxC = _classes(entries, action_E, rows=len(state_R), tokens=len(symbols))
     distance_S = _distances(next_Sx257, need_S, row_S, entries, action_E, (step_A, use_A, room_A))
     count_R = np.bincount(entries.row_E, minlength=len(state_R))

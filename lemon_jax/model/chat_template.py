@@ -27,15 +27,18 @@ class RefusedByTemplate(LemonError):
 class ChatTemplate:
     """A compiled template. `symbols` are the texts it may name: bos_token, eos_token, pad_token, unk_token.
 
-    Raises `LemonError` for a template that does not compile.
+    `today` is the time that the template is told; without it the present. Raises `LemonError` for a template
+    that does not compile.
     """
 
-    def __init__(self, source: str, symbols: Mapping[str, str] | None = None):
+    def __init__(
+        self, source: str, symbols: Mapping[str, str] | None = None, *, today: datetime | None = None
+    ):
         if len(source) > MAX_SOURCE:
             raise LemonError(f"chat template: has {len(source)} characters, expected at most {MAX_SOURCE}")
         self.source = source
         self.symbols = dict(symbols or {})
-        self._environment = _Environment()
+        self._environment = _Environment(today)
         try:
             self._template = self._environment.from_string(source)
         except (jinja2.TemplateError, RecursionError, SyntaxError, MemoryError) as error:
@@ -43,9 +46,16 @@ class ChatTemplate:
                 f"chat template: does not compile ({_line(error)}); fetch the model again"
             ) from error
 
-    def render(self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
         """The text of these messages ({"role", "content"}), as `apply_chat_template(tokenize=False)` has it.
 
+        `variables` are what else the template may ask for, such as `enable_thinking`.
         Raises `RefusedByTemplate` where the template refuses the messages, `LemonError` where it fails,
         does what the sandbox forbids, or works without end.
         """
@@ -60,6 +70,7 @@ class ChatTemplate:
                 documents=None,
                 add_generation_prompt=add_generation_prompt,
                 **self.symbols,
+                **variables,
             ):
                 size += len(part)
                 if size > MAX_TEXT:
@@ -88,7 +99,7 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
-    def __init__(self) -> None:
+    def __init__(self, today: datetime | None) -> None:
         super().__init__(
             trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
         )
@@ -99,7 +110,7 @@ class _Environment(ImmutableSandboxedEnvironment):
         for name in ("center", "indent", "wordwrap"):
             self.filters[name] = _narrow(self.filters[name])
         self.globals["raise_exception"] = _raise_exception
-        self.globals["strftime_now"] = _strftime_now
+        self.globals["strftime_now"] = lambda form: (today or datetime.now()).strftime(form)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         """The template's tree, each loop counted and each `~` measured."""
@@ -218,10 +229,6 @@ def _tojson(
 
 def _raise_exception(message: str) -> None:
     raise _Refusal(str(message))
-
-
-def _strftime_now(form: str) -> str:
-    return datetime.now().strftime(form)
 
 
 def _line(error: BaseException) -> str:

@@ -17,20 +17,23 @@ from jaxtyping import Array, Int, Key
 from lemon_jax.model.automaton import Automaton
 from lemon_jax.model.decoder import Decoder, KVCache
 from lemon_jax.model.layout import attention_mask, rope_positions
-from lemon_jax.model.sampling import Samples, draw
+from lemon_jax.model.sampling import Samples, draw, is_end
+from lemon_jax.model.sharding import on_one_device
+from lemon_jax.model.stages import in_stages
 from lemon_jax.model.support import Constraint, Place, advance, begin, count_allowed, mask_logits, where
 
 BLOCK = 4
 
 
-class _Loop(NamedTuple):
+class _Rows(NamedTuple):
     """What a step hands to the next: `block` holds the last `count` tokens of each row, not yet decoded."""
 
+    key_B: Array
+    prompt_length_B: Array
     place: Place
     block_BxW: Array
     count_B: Array
     samples: Samples
-    cache: KVCache
 
 
 @partial(jax.jit, static_argnames=("group", "max_new", "temperature", "eos_ids", "block"))
@@ -60,29 +63,25 @@ def sample_constrained(
         )
     prompt_slots = prompts_NxP.shape[1]
     batch = prompts_NxP.shape[0] * group
-    num_slots = prompt_slots + max_new + block
-    hidden_BxD, cache = _prefill(decoder, prompts_NxP, prompt_lengths_N, automaton, group, num_slots)
-    prompt_lengths_B = jnp.repeat(prompt_lengths_N, group)
-    row_keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
-    rows_B = jnp.arange(batch)
+    hidden_BxD, cache = _prefill(decoder, prompts_NxP, prompt_lengths_N, automaton, group)
 
     def write(samples: Samples, writing_B: Array, token_B: Array, log_prob_B: Array) -> Samples:
         # Beyond the last step nothing is written.
-        at = (rows_B, jnp.where(writing_B, samples.lengths_B, max_new))
-        ended_B = jnp.isin(token_B, jnp.array(eos_ids, jnp.int32))
+        at = (jnp.arange(len(token_B)), jnp.where(writing_B, samples.lengths_B, max_new))
         return Samples(
             tokens_BxC=samples.tokens_BxC.at[at].set(token_B, mode="drop"),
             log_probs_BxC=samples.log_probs_BxC.at[at].set(log_prob_B, mode="drop"),
             lengths_B=samples.lengths_B + writing_B.astype(jnp.int32),
-            finished_B=samples.finished_B | (writing_B & ended_B),
+            finished_B=samples.finished_B | (writing_B & is_end(token_B, eos_ids)),
         )
 
-    def extend(place: Place, samples: Samples, hidden_BxD: Array) -> tuple[Place, Samples, Array, Array]:
-        """Draw a token for each row that has not ended, and add what must follow: at most `block` tokens."""
+    def extend(rows: _Rows, hidden_BxD: Array, going_B: Array) -> _Rows:
+        """Draw a token for each row that goes on, and add what must follow: at most `block` tokens."""
+        place, samples = rows.place, rows.samples
         logits_BxV = mask_logits(automaton, place, decoder.logits(hidden_BxD))
-        token_B, log_prob_B = draw(logits_BxV, row_keys_B, samples.lengths_B, temperature)
+        token_B, log_prob_B = draw(logits_BxV, rows.key_B, samples.lengths_B, temperature)
         log_prob_B = jnp.where(count_allowed(automaton, place) > 1, log_prob_B, 0.0)
-        writing_B, before_B, tokens = ~samples.finished_B, samples.lengths_B, []
+        writing_B, before_B, tokens = going_B, samples.lengths_B, []
         for i in range(block):
             if i > 0:
                 forced_B = automaton.forced_S[place.state]
@@ -91,28 +90,43 @@ def sample_constrained(
             samples = write(samples, writing_B, token_B, log_prob_B)
             place = where(writing_B, advance(automaton, place, token_B), place)
             tokens.append(token_B)
-        return place, samples, jnp.stack(tokens, axis=1), samples.lengths_B - before_B
+        block_BxW = jnp.where(going_B[:, None], jnp.stack(tokens, axis=1), rows.block_BxW)
+        count_B = jnp.where(going_B, samples.lengths_B - before_B, rows.count_B)
+        return rows._replace(place=place, samples=samples, block_BxW=block_BxW, count_B=count_B)
 
-    def body(loop: _Loop) -> _Loop:
-        first_B = loop.samples.lengths_B - loop.count_B  # of the completion, the block's first position
-        slots_BxW = prompt_slots + first_B[:, None] + jnp.arange(block)[None, :]
+    def first(rows: _Rows) -> Array:  # of the completion, the block's first position
+        return rows.samples.lengths_B - rows.count_B
+
+    def going(rows: _Rows, end: int) -> Array:
+        return ~rows.samples.finished_B & (first(rows) < end)
+
+    def step(rows: _Rows, cache: KVCache, going_B: Array) -> tuple[_Rows, KVCache]:
+        num_slots = cache[0][0].shape[2]
+        slots_BxW = prompt_slots + first(rows)[:, None] + jnp.arange(block)[None, :]
+        # A row that has reached the stage's end computes its block again: up to 2 blocks lie beyond the end.
         hidden_BxWxD, cache = decoder(
-            loop.block_BxW,
-            rope_positions(prompt_lengths_B, slots_BxW, prompt_slots),
-            attention_mask(prompt_lengths_B, slots_BxW, prompt_slots, num_slots),
-            loop.cache,
-            prompt_slots + first_B,
+            rows.block_BxW,
+            rope_positions(rows.prompt_length_B, slots_BxW, prompt_slots),
+            attention_mask(rows.prompt_length_B, slots_BxW, prompt_slots, num_slots),
+            cache,
+            prompt_slots + first(rows),
         )
-        last_Bx1x1 = jnp.maximum(loop.count_B - 1, 0)[:, None, None]
+        last_Bx1x1 = jnp.maximum(rows.count_B - 1, 0)[:, None, None]
         hidden_BxD = jnp.take_along_axis(hidden_BxWxD, last_Bx1x1, axis=1)[:, 0]
-        place, samples, block_BxW, count_B = extend(loop.place, loop.samples, hidden_BxD)
-        return _Loop(place, block_BxW, count_B, samples, cache)
+        return extend(rows, hidden_BxD, going_B), cache
 
-    place = begin(Constraint(automaton, max_new), batch)
-    samples = _begun(automaton, batch, max_new)
-    place, samples, block_BxW, count_B = extend(place, samples, hidden_BxD)
-    start = _Loop(place, block_BxW, count_B, samples, cache)
-    return jax.lax.while_loop(lambda loop: ~jnp.all(loop.samples.finished_B), body, start).samples
+    rows = _Rows(
+        key_B=jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch)),
+        prompt_length_B=jnp.repeat(prompt_lengths_N, group),
+        place=begin(Constraint(automaton, max_new), batch),
+        block_BxW=jnp.zeros((batch, block), jnp.int32),
+        count_B=jnp.zeros((batch,), jnp.int32),
+        samples=_begun(automaton, batch, max_new),
+    )
+    rows = extend(rows, hidden_BxD, ~rows.samples.finished_B)
+    return in_stages(
+        rows, cache, max_new=max_new, spare=2 * block, going=going, step=step, regroup=on_one_device()
+    ).samples
 
 
 def _prefill(
@@ -121,7 +135,6 @@ def _prefill(
     prompt_lengths_N: Array,
     automaton: Automaton,
     group: int,
-    num_slots: int,
 ) -> tuple[Array, KVCache]:
     """The prompts and, behind each, what every text begins with: once for a whole group."""
     prompts, prompt_slots = prompts_NxP.shape
@@ -138,11 +151,8 @@ def _prefill(
     last_N = prompt_lengths_N - 1 if prefix == 0 else jnp.full((prompts,), prompt_slots + prefix - 1)
     last_NxD = jnp.take_along_axis(hidden_NxSxD, last_N[:, None, None], axis=1)[:, 0]
 
-    def grow(x_NxKxSxE):
-        padded = jnp.pad(x_NxKxSxE, ((0, 0), (0, 0), (0, num_slots - x_NxKxSxE.shape[2]), (0, 0)))
-        return jnp.repeat(padded, group, axis=0)
-
-    return jnp.repeat(last_NxD, group, axis=0), jax.tree.map(grow, cache)
+    grouped = jax.tree.map(lambda x_NxKxSxE: jnp.repeat(x_NxKxSxE, group, axis=0), cache)
+    return jnp.repeat(last_NxD, group, axis=0), grouped
 
 
 def _begun(automaton: Automaton, batch: int, steps: int) -> Samples:

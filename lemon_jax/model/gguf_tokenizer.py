@@ -118,7 +118,6 @@ def _from_scores(
         _array(fields, "scores", float),
         types,
         unk_id=_id(fields, "unknown") or 0,
-        unigram=False,
         add_dummy_prefix=bool(fields.get("add_space_prefix", True)),
     )
     return Tokenizer(proto, ids)

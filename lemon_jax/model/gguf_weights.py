@@ -17,7 +17,7 @@ from lemon_jax.model.gguf_file import GgufFile
 from lemon_jax.model.rope import frequency_divisors
 
 _FREQUENCIES = "rope_freqs.weight"  # Llama 3.1: what each rotary frequency is divided by
-_GEMMA_PATTERN = 6  # llama.cpp knows it from the family: every sixth layer reads all
+_GEMMA_PATTERN = 6  # every sixth layer reads all, which most files leave to the reader to know
 _GEMMA_27B_LAYERS = 62  # the one size whose scores are scaled by embed_dim / num_heads
 
 
@@ -118,10 +118,11 @@ def _gemma(keys: ConfigValues, fields: Mapping[str, Any]) -> dict[str, Any]:
         "activation": "gelu_tanh",
         "post_norms": True,
         "scale_embeddings": True,
-        "rope_local_theta": 1e4,
+        "rope_local_theta": keys.number("rope.freq_base_swa", 1e4),
         "sliding_window": keys.integer("attention.sliding_window"),
-        "sliding_layers": tuple(i for i in range(layers) if (i + 1) % _GEMMA_PATTERN),
     }
+    pattern = keys.integer("attention.sliding_window_pattern", _GEMMA_PATTERN)
+    out["sliding_layers"] = tuple(i for i in range(layers) if (i + 1) % pattern)
     large = layers == _GEMMA_27B_LAYERS
     out["query_pre_attn_scalar"] = float(dim // heads if large else fields["head_dim"])
     return out

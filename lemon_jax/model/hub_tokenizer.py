@@ -53,6 +53,8 @@ class HubTokenizer:
                 raise LemonError(f"{name}: its pieces carry a prefix or suffix, so texts cannot be exact")
             # A saved one may cut or fill every text as in its last batch, or leave merges out at random.
             tree |= {"truncation": None, "padding": None, "model": model | {"dropout": None}}
+            # No normalisation may make a control symbol of a text that spells none.
+            tree["added_tokens"] = [t | {"normalized": False} if t.get("special") else t for t in added]
             self._own = self._built(tree)
             self._plain_tree = tree | self._exact_steps(tree)
             self._controls = {t["content"]: int(t["id"]) for t in added if t.get("special")}

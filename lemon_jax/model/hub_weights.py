@@ -114,7 +114,7 @@ def _weight_files(folder: Path) -> dict[Path, set[str] | None]:
 def open_safetensors(path: Path) -> Any:
     """A file whose tensors are read one by one. Raises `LemonError` where it is missing or damaged."""
     try:
-        return safetensors.safe_open(path, "numpy").__enter__()
+        return safetensors.safe_open(path, "numpy")
     except OSError as error:
         raise LemonError(f"{path}: cannot read it ({error}); fetch the model's missing files") from error
     except safetensors.SafetensorError as error:

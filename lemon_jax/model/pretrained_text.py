@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +13,15 @@ from lemon_jax.model.chat_template import ChatTemplate
 from lemon_jax.model.gguf_file import GgufFile
 from lemon_jax.model.gguf_tokenizer import gguf_tokenizer
 from lemon_jax.model.hub_tokenizer import TOKENIZER_JSON, HubTokenizer
-from lemon_jax.model.text_tokenizer import IDS_FILE, TextTokenizer, TokenIds, parse_json
+from lemon_jax.model.hub_weights import read_json
+from lemon_jax.model.text_tokenizer import IDS_FILE, TextTokenizer, TokenIds
 from lemon_jax.model.tokenizer import TOKENIZER_FILE, Tokenizer, sentencepiece_ids
 
 TEXT_FILES = (TOKENIZER_FILE, TOKENIZER_JSON, IDS_FILE)  # what tokenizers save
 TEMPLATE_FILE = "chat_template.jinja"
 SYMBOLS = ("bos_token", "eos_token", "pad_token", "unk_token")  # what templates call by name
+# Some templates tell the model the date. A run must not depend on the day that it is run or resumed on.
+TODAY = datetime(2024, 7, 26)
 _ANSWER = "a6f2answer"  # a reply that no template holds by itself
 
 
@@ -56,23 +60,23 @@ def _from_gguf(path: Path) -> PretrainedText:
         ids = {symbol: fields.get(f"{name}_token_id") for symbol, name in names.items()}
         symbols = {symbol: fields["tokens"][i] for symbol, i in ids.items() if i is not None}
         source = metadata.get("tokenizer.chat_template")
-        template = ChatTemplate(source, symbols) if source else None
+        template = ChatTemplate(source, symbols, today=TODAY) if source else None
         return PretrainedText(tokenizer=_ending(tokenizer, template), template=template)
     except LemonError as error:
         raise LemonError(f"{path}: {error}") from error
 
 
 def _from_folder(folder: Path, vocab_size: int) -> PretrainedText:
-    facts = parse_json(folder / "tokenizer_config.json", missing={})
+    facts = _json(folder / "tokenizer_config.json")
     symbols = {name: text for name in SYMBOLS if (text := _symbol(facts.get(name))) is not None}
     try:
         source = _template_source(folder, facts)
-        template = ChatTemplate(source, symbols) if source is not None else None
+        template = ChatTemplate(source, symbols, today=TODAY) if source is not None else None
     except LemonError as error:
         raise LemonError(f"{folder}: {error}") from error
     if (folder / TOKENIZER_JSON).exists():
         text, name = _text(folder / TOKENIZER_JSON), str(folder / TOKENIZER_JSON)
-        vocabulary, begins = _vocabulary(parse_json(folder / TOKENIZER_JSON), name)
+        vocabulary, begins = _vocabulary(read_json(folder / TOKENIZER_JSON), name)
         begins = begins or facts.get("add_bos_token") is True
         ids = _token_ids(folder, symbols, vocab_size, vocabulary, begins)
         tokenizer: TextTokenizer = HubTokenizer(text, ids, name=name)
@@ -114,7 +118,7 @@ def _token_ids(
     ends = [vocabulary.get(symbols.get("eos_token", ""))]
     pads = [vocabulary.get(symbols.get("pad_token", ""))]
     for name in ("generation_config.json", "config.json"):
-        values = parse_json(folder / name, missing={})
+        values = _json(folder / name)
         eos = values.get("eos_token_id")
         ends += eos if isinstance(eos, list) else [eos]
         pads.append(values.get("pad_token_id"))
@@ -153,6 +157,11 @@ def _template_source(folder: Path, facts: Mapping[str, Any]) -> str | None:
     if source is not None and not isinstance(source, str):
         raise LemonError(f"tokenizer_config.json: chat_template is {type(source).__name__}, expected a text")
     return source
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """The object of a file that need not be there."""
+    return read_json(path) if path.exists() else {}
 
 
 def _symbol(value: Any) -> str | None:

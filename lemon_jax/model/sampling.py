@@ -159,10 +159,9 @@ def sample(
     batch = prompt_lengths_B.shape[0]
     row_keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
 
-    def record(rows: _Rows, hidden_BxD: Array, step: Array | int) -> _Rows:
+    def record(rows: _Rows, hidden_BxD: Array, step: Array | int, writing_B: Array) -> _Rows:
         samples = rows.samples
         token_B, log_prob_B = draw(decoder.logits(hidden_BxD), rows.key_B, step, temperature)
-        writing_B = ~samples.finished_B & (samples.lengths_B == step)
         token_B = jnp.where(writing_B, token_B, 0)
         at = (jnp.arange(len(token_B)), jnp.where(writing_B, step, max_new))  # max_new: beyond, not written
         samples = Samples(
@@ -176,9 +175,9 @@ def sample(
     def going(rows: _Rows, end: int) -> Array:
         return ~rows.samples.finished_B & (rows.samples.lengths_B < end)
 
-    def step(rows: _Rows, cache: KVCache) -> tuple[_Rows, KVCache]:
+    def step(rows: _Rows, cache: KVCache, going_B: Array) -> tuple[_Rows, KVCache]:
         num_slots = cache[0][0].shape[2]
-        drawn = jnp.max(jnp.where(rows.samples.finished_B, 0, rows.samples.lengths_B))
+        drawn = jnp.max(jnp.where(going_B, rows.samples.lengths_B, 0))
         slot = prompt_slots + drawn - 1  # where the last drawn token goes
         hidden_Bx1xD, cache = decoder(
             rows.token_B[:, None],
@@ -187,11 +186,11 @@ def sample(
             cache,
             slot,
         )
-        return record(rows, hidden_Bx1xD[:, 0], drawn), cache
+        return record(rows, hidden_Bx1xD[:, 0], drawn, going_B), cache
 
     empty = _nothing_drawn(batch, max_new)
     first = _Rows(row_keys_B, prompt_lengths_B, jnp.zeros((batch,), jnp.int32), empty)
-    first = record(first, hidden_BxD, 0)
+    first = record(first, hidden_BxD, 0, ~empty.finished_B)
     return in_stages(
         first, cache, max_new=max_new, spare=0, going=going, step=step, regroup=on_one_device()
     ).samples

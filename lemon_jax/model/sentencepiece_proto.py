@@ -35,7 +35,6 @@ def from_pieces(
     types: Sequence[int],
     *,
     unk_id: int,
-    unigram: bool,
     add_dummy_prefix: bool,
 ) -> bytes:
     """A model of these pieces, in order of their ids. Raises LemonError for lists of different lengths."""
@@ -46,7 +45,7 @@ def from_pieces(
         )
     model = pb.ModelProto()  # type: ignore[attr-defined]
     trainer = model.trainer_spec
-    trainer.model_type = trainer.UNIGRAM if unigram else trainer.BPE
+    trainer.model_type = trainer.BPE  # by score, as llama.cpp joins pieces
     trainer.byte_fallback = True
     trainer.vocab_size = len(pieces)
     trainer.unk_id = unk_id

@@ -22,7 +22,7 @@ from lemon_jax.model.decoder import Decoder
 from lemon_jax.model.families import places
 from lemon_jax.model.gguf_weights import GgufSource
 from lemon_jax.model.hub_weights import HubSource
-from lemon_jax.model.pretrained import check_size
+from lemon_jax.model.pretrained import Source, check_size
 
 WeightType = Literal["float32", "bfloat16"]
 WEIGHT_TYPES: dict[str, np.dtype] = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
@@ -32,23 +32,27 @@ ServingWeights = dict[str, Any]
 _Read = Callable[[str, np.dtype], np.ndarray]
 
 
-def load_serving_weights(
-    path: str | os.PathLike[str], weights: WeightType = "bfloat16"
-) -> tuple[ServingWeights, DecoderConfig]:
-    """The weights of a GGUF file or of a folder in the hub's layout, read tensor by tensor.
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """A GGUF file or a folder in the hub's layout, checked against its own config; nothing is read yet.
 
     Raises `LemonError` for files that are damaged, incomplete or of another kind of model.
     """
     source = HubSource(Path(path)) if Path(path).is_dir() else GgufSource(Path(path))
-    wanted, shapes = places(source.config), source.shapes()
+    shapes = source.shapes()
     check_size(source.path, source.config, shapes)
-    for place in wanted.values():
+    for place in places(source.config).values():
         name = source.name(place)
         if shapes.get(name) != place.file_shape:
             raise LemonError(
                 f"{path}: {name} has shape {shapes.get(name)}, expected {place.file_shape}; "
                 "fetch the model again"
             )
+    return source
+
+
+def load_serving_weights(source: Source, weights: WeightType = "bfloat16") -> ServingWeights:
+    """The weights of a source, read tensor by tensor."""
+    wanted = places(source.config)
 
     def read(name: str, dtype: np.dtype) -> np.ndarray:
         array = source.read(wanted[name], dtype)
@@ -56,7 +60,7 @@ def load_serving_weights(
             source.file.let_go()  # the file's own numbers would count to the peak beside the weights
         return array
 
-    return _join(source.config, read, weights), source.config
+    return _join(source.config, read, weights)
 
 
 def serving_weights(decoder: Decoder, weights: WeightType = "float32") -> ServingWeights:

@@ -37,16 +37,16 @@ def in_stages(
     max_new: int,
     spare: int,
     going: Callable[[State, int], Bool[Array, " batch"]],
-    step: Callable[[State, KVCache], tuple[State, KVCache]],
+    step: Callable[[State, KVCache, Bool[Array, " batch"]], tuple[State, KVCache]],
     regroup: bool,
 ) -> State:
     """Step until no row is `going(state, max_new)`. Rows come first in every leaf of `state` and `cache`.
 
-    `going(state, end)` says which rows may go on below `end` completion slots; `step` takes those of some
-    rows one step further. `cache` holds the prompts' slots; it is given `spare` slots beyond the
-    completion's. Rows are independent of each other, so the groups change nothing but rounding. Without
-    `regroup` all rows stay together: gathering rows that are split over devices would cost more than it
-    saves.
+    `going(state, end)` says which rows may go on below `end` completion slots; `step` takes some rows, and
+    is told which of them may: those one step further. `cache` holds the prompts' slots; it is given `spare`
+    slots beyond the completion's. Rows are independent of each other, so the groups change nothing but
+    rounding. Without `regroup` all rows stay together: gathering rows that are split over devices would cost
+    more than it saves.
     """
     batch = jax.tree.leaves(cache)[0].shape[0]
     prompt_slots = jax.tree.leaves(cache)[0].shape[2]
@@ -66,11 +66,13 @@ def _grown(x_BxKxSxE: Array, slots: int) -> Array:
 
 
 _Going = Callable[[State], Bool[Array, " batch"]]
-_Step = Callable[[State, KVCache], tuple[State, KVCache]]
+_Step = Callable[[State, KVCache, Bool[Array, " batch"]], tuple[State, KVCache]]
 
 
 def _run(state: State, cache: KVCache, may_go: _Going, step: _Step) -> tuple[State, KVCache]:
-    return jax.lax.while_loop(lambda both: jnp.any(may_go(both[0])), lambda both: step(*both), (state, cache))
+    return jax.lax.while_loop(
+        lambda both: jnp.any(may_go(both[0])), lambda both: step(*both, may_go(both[0])), (state, cache)
+    )
 
 
 def _run_groups(

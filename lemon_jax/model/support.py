@@ -68,12 +68,18 @@ def mask_logits(
     """The logits, `FORBIDDEN` where a token may not come; as they are where none may."""
     classes = allowed_classes(automaton, place)
     classes = classes | ~jnp.any(classes, axis=-1, keepdims=True)
-    return jnp.where(jnp.take(classes, automaton.class_V, axis=-1), logits, FORBIDDEN)
+    return jnp.where(jnp.take(classes, automaton.class_V, axis=-1, mode="clip"), logits, FORBIDDEN)
 
 
 def count_allowed(automaton: Automaton, place: Place) -> Int[Array, "*shape"]:
     """How many tokens may come."""
-    return allowed_classes(automaton, place).astype(jnp.int32) @ automaton.class_size_C
+    return _sizes(automaton, allowed_classes(automaton, place))
+
+
+def _sizes(automaton: Automaton, classes: Array) -> Array:
+    """How many tokens these classes hold: a plain sum, as not every device multiplies integer matrices."""
+    size = jnp.broadcast_to(automaton.class_size_C, classes.shape)
+    return jnp.sum(jnp.where(classes, size, 0), axis=-1)
 
 
 def advance(automaton: Automaton, place: Place, token: Int[Array, "*shape"]) -> Place:
@@ -114,7 +120,7 @@ def trace(
         classes_BxK = allowed_classes(a, place)
         fits_B = jnp.take_along_axis(classes_BxK, a.class_V[token_B][:, None], axis=-1)[:, 0]
         known_B = known_B & fits_B & (step < lengths_B)
-        count_B = classes_BxK.astype(jnp.int32) @ a.class_size_C
+        count_B = _sizes(a, classes_BxK)
         after = where(known_B, advance(a, place, token_B), place)
         return (after, known_B), (place, known_B, known_B & (count_B > 1))
 

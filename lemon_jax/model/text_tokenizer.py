@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from lemon_jax.errors import LemonError
 
@@ -183,17 +183,3 @@ def _characters(data: bytes) -> tuple[list[int], list[bool]]:
             count += 1
         position += len(sound.encode("utf-8")) + bad
     return [*index, count], [*inside, False]
-
-
-def parse_json(path: Path, *, missing: Any = None) -> dict[str, Any]:
-    """A JSON object. Raises `LemonError` for another file, or for none unless `missing` is given."""
-    if missing is not None and not path.exists():
-        return missing
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise LemonError(f"{path}: cannot read it as JSON ({reason}); fetch the file again") from error
-    if not isinstance(value, dict):
-        raise LemonError(f"{path}: expected a JSON object, found {type(value).__name__}; fetch it again")
-    return value

@@ -38,9 +38,14 @@ class Checkpoints:
     def __init__(self, folder: Path | str, hosts: Hosts | None = None):
         self.folder = folder_of(folder)
         self.hosts = hosts or Hosts()
-        if self.hosts.first:
-            for half in sorted(self.folder.glob("*.orbax-checkpoint-tmp*")):
-                log.warning("%s: a save that did not end; it is removed", half)
+        try:
+            halves = sorted(self.folder.glob("*.orbax-checkpoint-tmp*")) if self.hosts.first else []
+        except ImportError as error:
+            raise LemonError(
+                f'{self.folder}: {error}; pip install "lemon-jax[gcs]", or give a local --checkpoint-dir'
+            ) from error
+        for half in halves:
+            log.warning("%s: a save that did not end; it is removed", half)
         self._checkpointer = ocp.training.Checkpointer(
             self.folder,
             preservation_policy=ocp.training.preservation_policies.LatestN(KEEP),

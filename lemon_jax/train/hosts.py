@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import pickle
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -93,6 +93,16 @@ class Hosts:
         """What `work` gives on the first host, which alone does it. Fails as `agree`."""
         value = self.agree(lambda: work() if self.first else None)
         return self.gather(value)[0]  # type: ignore[return-value]
+
+    def same(self, facts: Mapping[str, Any]) -> None:
+        """Raises LemonError on all hosts, naming what differs, where one has read something else."""
+        first, *others = self.gather(dict(facts))
+        for index, found in enumerate(others, start=1):
+            if other := [name for name, value in first.items() if found[name] != value]:
+                raise LemonError(
+                    f"process {index} of this run has other {', '.join(other)} than process 0; give all "
+                    "the same data, policy and worker file"
+                )
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
         """The results of an asynchronous `work` on every host.
@@ -212,7 +222,8 @@ def connect(coordinator: str | None, num_processes: int | None, process_id: int 
     # Its handler would take SIGTERM away from ours, which stops a step that is under way.
     jax.config.update("jax_enable_preemption_service", False)
     try:
-        jax.distributed.initialize(coordinator, num_processes, process_id)
+        # Who ends early waits for the others no longer than that they would take to notice.
+        jax.distributed.initialize(coordinator, num_processes, process_id, shutdown_timeout_seconds=120)
     except Exception as error:
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise LemonError(

@@ -32,7 +32,10 @@ from lemon_jax.train.search import Found, search_fixed
 from lemon_jax.train.simulation import is_simulated
 from lemon_jax.train.trainer import Trainer
 
-PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "numpy", "xllamacpp")
+PACKAGES = (
+    *("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "numpy", "xllamacpp"),
+    *("sentencepiece", "tokenizers", "Jinja2"),  # what decides the ids of a text
+)
 
 
 class Progress(Protocol):
@@ -136,6 +139,7 @@ class Job:
                     "bench": self.config.bench,
                     "seed": self.config.seed,
                     "steps": self.config.steps,
+                    "constrained": self.config.constrained,
                     "config_sha256": self.config.sha256(),
                     **self._simulated(),
                 }
@@ -279,6 +283,7 @@ def manifest(
         "device": f"{jax.devices()[0].device_kind} x {jax.device_count()}, {os.cpu_count()} cores",
         "scale": asdict(scale or ScaleConfig()) | {"processes": jax.process_count()},
         "tokenizer_sha256": policy.tokenizer.sha256,
+        **({"chat_template_sha256": policy.chat.sha256} if policy.chat else {}),
         "policy_sha256": params_sha256(policy.decoder),
         **made_of(dataset, pool, PACKAGES),
     }

@@ -88,12 +88,7 @@ class RunDir:
 
     def discard_unused(self) -> None:
         """Remove a new run that failed before its first worker call: its folder holds nothing of use."""
-        try:
-            if self.calls.exists():
-                with closing(sqlite3.connect(self.calls)) as store:
-                    if store.execute("select count(*) from calls").fetchone()[0]:
-                        return
-        except sqlite3.OperationalError:  # a full disk: what there is cannot even be read
+        if _asked(self.calls):
             return
         if (self.path / METRICS).exists() or (self.path / EXECUTIONS).exists():
             return
@@ -167,6 +162,17 @@ class RunDir:
         self.cut(EXECUTIONS, lambda row: row["phase"] not in AFTER_TRAINING and row["step"] < step)
 
 
+def _asked(calls: Path) -> bool:
+    """Whether a call store holds calls, or cannot be read, as on a full disk."""
+    if not calls.exists():
+        return False
+    try:
+        with closing(sqlite3.connect(calls)) as store:
+            return bool(store.execute("select count(*) from calls").fetchone()[0])
+    except sqlite3.OperationalError:
+        return True
+
+
 def _json_lines(rows: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
 
@@ -186,10 +192,13 @@ class OtherHost(RunDir):
     The folder need not be the first host's: only checkpoints are read by all.
     """
 
-    def __init__(self, path: Path, index: int):
+    def __init__(self, path: Path, index: int, *, new: bool):
+        """Raises LemonError where a `new` run finds calls of another one."""
         super().__init__(path)
         self._index = index
         path.mkdir(parents=True, exist_ok=True)
+        if new and self.calls.exists():
+            raise LemonError(f"{self.calls}: left by another run; remove it, or choose another --out")
 
     @property
     def calls(self) -> Path:
@@ -199,7 +208,12 @@ class OtherHost(RunDir):
     def locked(self) -> Iterator[None]:
         yield
 
-    def discard_unused(self) -> None: ...
+    def discard_unused(self) -> None:
+        if not _asked(self.calls):
+            for ending in ("", "-wal", "-shm"):
+                (self.path / f"{self.calls.name}{ending}").unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # the first host's files are still there
+                self.path.rmdir()
 
     def append(self, name: str, rows: Iterable[dict[str, Any]]) -> None: ...
 

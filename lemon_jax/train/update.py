@@ -100,6 +100,28 @@ def _policy_loss(
     return losses.truncated_policy_gradient(*given, truncate=config.truncate)
 
 
+def _credit(
+    log_probs_BxC: Array,
+    edited_KxC: Array,
+    batch: UpdateBatch,
+    config: UpdateConfig,
+    free_BxC: Array | None,
+    edited_free_KxC: Array | None,
+) -> losses.Sum:
+    """The counterfactual loss of the step's edits, before its division."""
+    original_K, edited_K = span_scores(
+        log_probs_BxC,
+        edited_KxC,
+        batch,
+        normalise=config.normalise_spans,
+        free_BxC=free_BxC,
+        edited_free_KxC=edited_free_KxC,
+    )
+    if config.counterfactual_form == "preference":
+        return losses.counterfactual(original_K, edited_K, batch.contrast_K, batch.weight_K, tau=config.tau)
+    return losses.counterfactual_gradient(original_K, batch.contrast_K, batch.weight_K)
+
+
 def total_loss(
     decoder: Decoder,
     reference: Decoder,
@@ -150,18 +172,7 @@ def total_loss(
             log_probs_BxC, ref_log_probs_BxC, mask_BxC, estimator=config.kl_estimator
         )
         kl = losses.Sum(losses.aggregate(estimate, mask_BxC, config.aggregation).total, weights.policy)
-    original_K, edited_K = span_scores(
-        log_probs_BxC,
-        all_log_probs[num_rollouts:],
-        batch,
-        normalise=config.normalise_spans,
-        free_BxC=free,
-        edited_free_KxC=edited_free,
-    )
-    if config.counterfactual_form == "preference":
-        spans = losses.counterfactual(original_K, edited_K, batch.contrast_K, batch.weight_K, tau=config.tau)
-    else:
-        spans = losses.counterfactual_gradient(original_K, batch.contrast_K, batch.weight_K)
+    spans = _credit(log_probs_BxC, all_log_probs[num_rollouts:], batch, config, free, edited_free)
     loss_cf = losses.Sum(spans.total, tokens).mean()
     loss = policy.mean() + config.kl * kl.mean() + config.counterfactual * loss_cf
     entropy = jnp.sum(jnp.where(mask_BxC, all_entropy[:num_rollouts], 0.0))

@@ -229,3 +229,23 @@ def test_a_vocabulary_that_cannot_spell_the_language():
             eos_id=0,
             encode=lambda text: [],
         )
+
+
+def test_a_large_vocabulary_keeps_a_small_table():
+    """100,000 made-up words: texts of free words, of which nearly all do the same."""
+    rng = random.Random(0)
+    tokenizer = ByteTokens()
+    words = {
+        rng.choice(" _éA") + "".join(rng.choices("abcdefgh🎲漢-", k=rng.randint(4, 9)))
+        for _ in range(100_000)
+    }
+    tokenizer._bytes = [*tokenizer._bytes, *(word.encode() for word in sorted(words))]
+    automaton = compiled(tokenizer)
+    assert len(automaton.class_V) > 90_000
+    assert sum(np.asarray(x).nbytes for x in automaton) < 2**24
+    symbols, walk = symbols_of(tokenizer), Walk.begin(automaton, PLENTY)
+    for _ in range(3):
+        support = slow_support(tokenizer, symbols, (walk.state, walk.room))
+        assert np.flatnonzero(allowed(walk)).tolist() == list(support)
+        assert len(support) > 50_000
+        walk = walk.step(rng.choice(list(support)))

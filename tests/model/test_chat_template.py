@@ -1,6 +1,7 @@
 """Chat templates against transformers' own rendering; templates that mean harm."""
 
 import json
+from datetime import datetime
 
 import pytest
 from real_models import NAMES, real_model
@@ -107,6 +108,14 @@ def test_real_templates_as_transformers_renders_them(name):
         for generation in (True, False):
             ours = ChatTemplate(source, SYMBOLS).render(chat, add_generation_prompt=generation)
             assert ours == transformers_text(source, chat, generation, SYMBOLS)
+
+
+def test_what_else_a_template_asks_for():
+    source = "{{ strftime_now('%d %b %Y') }}{% if not enable_thinking | default(true) %} at once{% endif %}"
+    template = ChatTemplate(source, today=datetime(2024, 7, 26))
+    assert template.render(CHATS[0]) == "26 Jul 2024"
+    assert template.render(CHATS[0], enable_thinking=False) == "26 Jul 2024 at once"
+    assert ChatTemplate("{{ strftime_now('%Y') }}").render(CHATS[0]) >= "2025"
 
 
 def test_a_known_text():

@@ -16,6 +16,7 @@ from lemon_jax.model import (
     completion_log_probs,
     rope_positions,
     sample_constrained,
+    stages,
     trace,
 )
 from lemon_jax.model.host_walk import allowed
@@ -210,3 +211,19 @@ def test_impossible_settings_are_refused(write):
     for change in ({"group": 0}, {"max_new": 0}, {"temperature": -1.0}, {"block": 0}):
         with pytest.raises(ValueError, match="must be >= 1"):
             write(**change)
+
+
+@pytest.mark.parametrize(("first_stage", "fewest_rows"), [(5, 2), (17, 4)])
+def test_stages_and_groups_draw_the_same(
+    decoder, prompts, automaton, max_new, drawn, monkeypatch, first_stage, fewest_rows
+):
+    """Rows that advance by different numbers of tokens reach the end of a stage at different steps."""
+    monkeypatch.setattr(stages, "FIRST_STAGE", first_stage)
+    monkeypatch.setattr(stages, "FEWEST_ROWS", fewest_rows)
+    static = {"group": GROUP, "max_new": max_new, "temperature": TEMPERATURE, "block": 4}
+    static |= {"eos_ids": (tiny_tokenizer().eos_id,)}
+    anew = jax.jit(sample_constrained.__wrapped__, static_argnames=list(static))
+    staged = jax.device_get(anew(decoder, *prompts, jax.random.key(KEY), automaton, **static))
+    for name in ("tokens_BxC", "lengths_B", "finished_B"):
+        np.testing.assert_array_equal(getattr(staged, name), getattr(drawn, name))
+    np.testing.assert_allclose(staged.log_probs_BxC, drawn.log_probs_BxC, atol=1e-5)

@@ -67,6 +67,21 @@ def test_log_probs_equal_the_scoring_pass(decoder, prompts, drawn):
     np.testing.assert_allclose(samples.log_probs_BxC, log_probs, atol=1e-4)
 
 
+def test_any_of_several_ids_ends_a_row(decoder, prompts, drawn):
+    free, eos = drawn
+    other = int(free.tokens_BxC[0, 2])  # occurs in another row
+    assert other != eos
+    samples = sample(decoder, *prompts, jax.random.key(3), eos_ids=(eos, other), **STATIC)
+    lengths = []
+    for row in np.asarray(free.tokens_BxC):
+        found = np.flatnonzero(np.isin(row, [eos, other]))
+        lengths.append(found[0] + 1 if len(found) else 12)
+    assert samples.lengths_B.tolist() == lengths
+    assert lengths[0] <= 3
+    assert lengths[4] <= 6
+    assert samples.finished_B.sum() == sum(bool(np.isin(row, [eos, other]).any()) for row in free.tokens_BxC)
+
+
 def test_eos_ends_a_row_and_counts_as_its_last_token(decoder, prompts, drawn):
     free, eos = drawn
     samples = sample(decoder, *prompts, jax.random.key(3), eos_ids=(eos,), **STATIC)

@@ -1,6 +1,7 @@
 import gc
 import logging
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -226,3 +227,9 @@ def test_addresses_stay_as_they_are_and_local_folders_become_absolute(tmp_path, 
     assert str(bucket / "5") == "gs://bucket/runs/one/5"
     assert str(folder_of(Path("runs"))) == str(tmp_path / "runs")
     assert str(folder_of("runs/../other")) == str(tmp_path / "other")
+
+
+def test_a_bucket_without_the_library_for_it_says_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gcsfs", None)
+    with pytest.raises(LemonError, match=r'gs://bucket/run: .*; pip install "lemon-jax\[gcs\]"'):
+        Checkpoints("gs://bucket/run")

@@ -1,7 +1,9 @@
 import pytest
 
+from lemon_jax.backends import Reply
 from lemon_jax.errors import LemonError
-from lemon_jax.train.run_dir import EXECUTIONS, MANIFEST, METRICS, TIMINGS, RunDir
+from lemon_jax.runtime import CallStore
+from lemon_jax.train.run_dir import EXECUTIONS, MANIFEST, METRICS, TIMINGS, OtherHost, RunDir
 
 FACTS = {"config": {"bench": "aqua"}}
 
@@ -119,3 +121,32 @@ def test_json_files_are_replaced_whole(run):
         run.write_json("summary.json", {"a": float("inf")})
     assert (run.path / "summary.json").read_text() == '{\n  "a": 1\n}\n'
     assert not list(run.path.glob("*.part"))
+
+
+def test_another_host_writes_its_own_calls_and_nothing_else(run, tmp_path):
+    run.append(METRICS, [{"step": 0}])
+    before = {p.name: p.read_bytes() for p in run.path.iterdir()}
+    other = OtherHost(run.path, 3, new=True)
+    other.append(METRICS, [{"step": 1}])
+    other.write_json(MANIFEST, {})
+    other.cut_back(0)
+    assert other.read(METRICS) == []
+    with other.locked(), run.locked():  # the first host's lock is the run's
+        pass
+    assert {p.name: p.read_bytes() for p in run.path.iterdir()} == before
+
+    store = CallStore(other.calls)
+    assert other.calls.name == "calls-p3.sqlite"
+    other.discard_unused()
+    assert not other.calls.exists()
+    store.close()
+    store = CallStore(other.calls)
+    store.put("key", "scope", Reply(text="x", finish="stop"))
+    store.close()
+    other.discard_unused()
+    assert OtherHost(run.path, 3, new=False).calls.exists()
+    with pytest.raises(LemonError, match=r"calls-p3\.sqlite: left by another run; remove it, or choose"):
+        OtherHost(run.path, 3, new=True)
+    alone = OtherHost(tmp_path / "local", 1, new=True)  # where hosts share no folder
+    alone.discard_unused()
+    assert not alone.path.exists()

@@ -1,0 +1,61 @@
+"""Compiled programs kept on disk, so that a second run does not compile them anew. Imports JAX."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import jax
+from jax.experimental.compilation_cache import compilation_cache
+from platformdirs import user_cache_path
+
+LEAST_COMPILE_S = 1.0  # what is compiled faster is not worth a file
+MOST_BYTES = 2 << 30  # the programs that were not used for longest make room
+
+
+@contextmanager
+def compilation_cache_on_disk() -> Iterator[None]:
+    """Read and write compiled programs in the user's cache folder, unless JAX has been given a folder.
+
+    JAX keeps one folder for the whole process; afterwards it is as it was.
+    """
+    if jax.config.values["jax_compilation_cache_dir"] is not None:
+        yield
+        return
+    # A program is made for one kind of processor, and a cache folder may be shared by several.
+    settings = {
+        "jax_compilation_cache_dir": str(_cache_folder() / _processor()),
+        "jax_persistent_cache_min_compile_time_secs": LEAST_COMPILE_S,
+        "jax_compilation_cache_max_size": MOST_BYTES,
+    }
+    before = {name: jax.config.values[name] for name in settings}
+    for name, value in settings.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            jax.config.update(name, value)
+        compilation_cache.reset_cache()
+
+
+def _cache_folder() -> Path:
+    """`$LEMON_CACHE/compiled`, or in the user's cache folder."""
+    root = os.environ.get("LEMON_CACHE")
+    return (Path(root).expanduser() if root else user_cache_path("lemon_jax")) / "compiled"
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        about = "".join(
+            sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))})
+        )
+    except OSError:
+        about = platform.processor()
+    return hashlib.sha256(f"{platform.machine()}{about}".encode()).hexdigest()[:12]
