@@ -98,7 +98,13 @@ def measure(program: str, work: Workload, mesh: Mesh, keep: Path | None = None) 
     compiled = lower(program, work, mesh).compile()
     seconds = time.perf_counter() - start
     memory = compiled.memory_analysis()
-    print(f"# {program}, {work.config.num_layers} layers: compiled in {seconds:.0f} s", flush=True)
+    print(
+        f"# {program}, {work.config.num_layers} layers: compiled in {seconds:.0f} s; a chip holds "
+        f"{memory.argument_size_in_bytes / GB:.3f} GB of arguments, "
+        f"{memory.temp_size_in_bytes / GB:.3f} GB of temporaries and "
+        f"{memory.generated_code_size_in_bytes / GB:.3f} GB of code",
+        flush=True,
+    )
     text = compiled.as_text()
     if keep is not None:
         (keep / f"{program}-{work.config.num_layers}-layers-{work.rollouts}-rollouts.txt").write_text(text)
