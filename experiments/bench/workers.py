@@ -59,7 +59,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 def requests(count: int, seed: int) -> list[Request]:
     """The mixture. Every other request begins with the prompt of the role `equation_writer`."""
     rng = random.Random(seed)
-    tasks = iter(generate("number", 12 * count, seed))
+    tasks = iter(generate("number", max(12 * count, 200), seed))
     out = []
     for index in range(count):
         shared = index % 2 == 0

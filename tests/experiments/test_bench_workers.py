@@ -14,6 +14,7 @@ def test_the_mixture_is_what_the_benchmark_says_and_the_same_every_time():
     asked = requests(64, 0)
     assert asked == requests(64, 0)
     assert asked != requests(64, 1)
+    assert len(requests(3, 0)) == 3
     systems = [request.messages[0].content for request in asked]
     assert sum(system.startswith(fixed_prefix("equation_writer")) for system in systems) == 32
     assert all(16 <= request.max_tokens <= 200 for request in asked)
