@@ -20,6 +20,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 # Before JAX: no TPU is looked for, and the compiler's library keeps to itself.
 os.environ.update(
@@ -41,7 +42,7 @@ if library := os.environ.get("LEMON_LIBTPU"):
 import jax
 from aot_programs import PROGRAMS, Workload, executed_flops, lower, model_flops
 from chips import CHIPS, POLICIES, Chip
-from hlo import traffic
+from hlo import Traffic, traffic
 from jax.experimental import topologies
 from jax.sharding import Mesh
 from rich.console import Console
@@ -105,10 +106,12 @@ def measure(program: str, work: Workload, mesh: Mesh, keep: Path | None = None) 
         f"{memory.generated_code_size_in_bytes / GB:.3f} GB of code",
         flush=True,
     )
-    text = compiled.as_text()
-    if keep is not None:
+    text = _text(compiled)
+    if keep is not None and text is not None:
         (keep / f"{program}-{work.config.num_layers}-layers-{work.rollouts}-rollouts.txt").write_text(text)
-    moved = traffic(text, mesh.size, open_trips=work.completion - 1)
+    moved = Traffic(received={"unknown": math.nan}, memory=math.nan)
+    if text is not None:
+        moved = traffic(text, mesh.size, open_trips=work.completion - 1)
     return Measured(
         arguments=memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,
@@ -119,6 +122,16 @@ def measure(program: str, work: Workload, mesh: Mesh, keep: Path | None = None) 
         compile_s=seconds,
         kinds=tuple(sorted(moved.received.items())),
     )
+
+
+def _text(compiled: Any) -> str | None:
+    """The compiled program as text; None, said on stderr, where this JAX cannot read what libtpu wrote."""
+    try:
+        return compiled.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        reason = str(error).splitlines()[0]
+        print(f"the compiled program cannot be read, so traffic is unknown ({reason:.100})", file=sys.stderr)
+        return None
 
 
 def at_depth(
@@ -151,12 +164,13 @@ def at_depth(
 
 
 def bounds(m: Measured, chip: Chip) -> dict[str, float]:
-    """The least seconds that arithmetic, memory and links need."""
-    return {
+    """The least seconds that arithmetic, memory and links need; without those that are unknown."""
+    least = {
         "arithmetic": m.flops / chip.flops,
         "memory": m.moved / chip.hbm_bandwidth,
         "links": m.received / (chip.ici_bandwidth / 2),
     }
+    return {name: seconds for name, seconds in least.items() if not math.isnan(seconds)}
 
 
 def largest_batch(m: Measured, twice: Measured | None, rows: int, chip: Chip) -> str:
@@ -181,7 +195,7 @@ def report(console: Console, results: dict[str, tuple[Measured, str]], chip: Chi
             f"{m.arguments / GB:.2f} GB",
             f"{m.temporaries / GB:.2f} GB",
             f"{m.memory / chip.hbm:.0%}",
-            f"{m.received / GB:.1f} GB",
+            _gigabytes(m.received),
             f"{m.flops / 1e12:.1f}",
             f"{m.model_flops / 1e12:.1f}",
             f"{1000 * least[by]:.0f} ({by})",
@@ -192,8 +206,15 @@ def report(console: Console, results: dict[str, tuple[Measured, str]], chip: Chi
     console.print(table)
     for program, (m, _) in results.items():
         parts = ", ".join(f"{name} {1000 * s:.0f} ms" for name, s in bounds(m, chip).items())
-        kinds = ", ".join(f"{kind} {size / GB:.2f} GB" for kind, size in m.kinds) or "none"
-        console.print(f"{program}: {parts}; memory traffic {m.moved / GB:.0f} GB; collectives: {kinds}")
+        kinds = (
+            ", ".join(f"{kind} {_gigabytes(size)}" for kind, size in m.kinds if not math.isnan(size))
+            or "none known"
+        )
+        console.print(f"{program}: {parts}; memory traffic {_gigabytes(m.moved)}; collectives: {kinds}")
+
+
+def _gigabytes(size: float) -> str:
+    return "unknown" if math.isnan(size) else f"{size / GB:.1f} GB"
 
 
 def _parser() -> argparse.ArgumentParser:
