@@ -8,7 +8,7 @@ from .base_role import BaseRole, Family
 from .baselines import DEFAULT_BASELINES, baseline_names, baselines
 from .dag import descendants, edges, layers, order
 from .dump import dump
-from .edits import FAMILIES, Edit, applicable
+from .edits import FAMILIES, OPT_IN_FAMILIES, Edit, applicable
 from .errors import Issue, format_issue, format_path
 from .explain import explain
 from .parse import Parsed, parse, parse_strict
@@ -24,6 +24,7 @@ __all__ = [
     "MAX_AGENTS",
     "MAX_BYTES",
     "MAX_DEPTH",
+    "OPT_IN_FAMILIES",
     "ROLES",
     "VERSION",
     "Agent",

@@ -9,7 +9,8 @@ from typing import Any, Literal
 
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import ACCEPTED
-from lemon_jax.spec import DEFAULT_BASELINES
+from lemon_jax.spec import DEFAULT_BASELINES, FAMILIES
+from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.grading import Grader
 from lemon_jax.train.rewards import RewardConfig
 
@@ -87,6 +88,8 @@ class RunConfig:
     tasks_per_step: int = 4
     group: int = 4
     edits_per_step: int = 4  # counterfactual executions a step; 0 without counterfactuals
+    edit_families: str = ",".join(FAMILIES)  # what an edit may change; opt-in ones: see lemon_jax.spec.edits
+    edit_sampling: Literal["adaptive", "uniform"] = "adaptive"  # of a family: by its contrasts, or evenly
     updates_per_step: int = 2  # passes over a step's specs; from the second on the ratios are clipped
     constrained: bool = False  # specs are sampled, and scored, within the canonical spec language
     eval_tasks: int = 50
@@ -105,6 +108,13 @@ class RunConfig:
     @property
     def specs_per_step(self) -> int:
         return self.tasks_per_step * self.group
+
+    @property
+    def edit_sampler(self) -> EditSampler:
+        """The sampler of edits that a run begins with."""
+        families = tuple(name.strip() for name in self.edit_families.split(","))
+        floor = min(EditSampler.floor, 0.5 / len(families))  # with many families, half of it is still free
+        return EditSampler(families=families, floor=floor, adaptive=self.edit_sampling == "adaptive")
 
     @property
     def grader(self) -> Grader:

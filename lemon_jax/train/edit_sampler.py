@@ -17,13 +17,21 @@ class EditSampler:
     p_k = floor + (1 - K floor) ema_k / sum ema, over the K families applicable to a spec
 
     so that the mean is one of contrasts that were seen, from the first one on (Adam's bias correction). A
-    family that was not drawn yet counts as the mean of the others; without any contrast all are equal.
+    family that was not drawn yet counts as the mean of the others; without any contrast all are equal. So
+    they are, always, if it is not `adaptive`.
     """
 
-    sums: tuple[float, ...] = (0.0,) * len(FAMILIES)
-    weights: tuple[float, ...] = (0.0,) * len(FAMILIES)
+    families: tuple[str, ...] = FAMILIES
+    sums: tuple[float, ...] = ()  # of each family; nothing seen yet
+    weights: tuple[float, ...] = ()
     rate: float = 0.1
     floor: float = 0.1
+    adaptive: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("sums", "weights"):
+            if not getattr(self, name):
+                object.__setattr__(self, name, (0.0,) * len(self.families))
 
     @property
     def ema(self) -> tuple[float, ...]:
@@ -32,10 +40,10 @@ class EditSampler:
         unseen = sum(seen) / len(seen) if seen else 1.0
         return tuple(s / w if w > 0 else unseen for s, w in zip(self.sums, self.weights, strict=True))
 
-    def probabilities(self, families: Sequence[str] = FAMILIES) -> dict[str, float]:
-        """Probability of each of these families; they sum to 1."""
-        ema = self.ema
-        values = {name: ema[FAMILIES.index(name)] for name in families}
+    def probabilities(self, families: Sequence[str] | None = None) -> dict[str, float]:
+        """Probability of each of these families, of all without any named; they sum to 1."""
+        ema = self.ema if self.adaptive else (1.0,) * len(self.families)
+        values = {name: ema[self.families.index(name)] for name in families or self.families}
         total = sum(values.values())
         k = len(values)
         floor = min(self.floor, 1.0 / k) if k else 0.0
@@ -58,7 +66,7 @@ class EditSampler:
         """After these (family, contrast) pairs, in their order."""
         sums, weights = list(self.sums), list(self.weights)
         for family, contrast in contrasts:
-            k = FAMILIES.index(family)
+            k = self.families.index(family)
             sums[k] = (1 - self.rate) * sums[k] + self.rate * abs(contrast)
             weights[k] = (1 - self.rate) * weights[k] + self.rate
         return replace(self, sums=tuple(sums), weights=tuple(weights))

@@ -11,14 +11,14 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from lemon_jax.bench import SOURCES
 from lemon_jax.errors import LemonError
-from lemon_jax.spec import baseline_names
+from lemon_jax.spec import FAMILIES, OPT_IN_FAMILIES, baseline_names
 from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.rewards import RewardConfig
 
 _NESTED = {"update": UpdateConfig, "reward": RewardConfig}
 _WORDS = {
     name: get_args(kind)
-    for table in _NESTED.values()
+    for table in (*_NESTED.values(), RunConfig)
     for name, kind in get_type_hints(table).items()
     if get_origin(kind) is Literal
 }
@@ -93,6 +93,12 @@ def check_counts(config: RunConfig) -> None:
         )
     if config.search_tokens and not config.best_fixed:
         faults.append(f"search-tokens is {config.search_tokens} without best-fixed; give both or neither")
+    named = [name.strip() for name in config.edit_families.split(",")]
+    if len({*named}) < len(named) or not {*named} <= {*FAMILIES, *OPT_IN_FAMILIES}:
+        faults.append(
+            f"edit-families is {config.edit_families!r}, expected some of "
+            f"{', '.join((*FAMILIES, *OPT_IN_FAMILIES))}, each once"
+        )
     try:
         baseline_names(config.baselines)
     except LemonError as fault:

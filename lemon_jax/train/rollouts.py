@@ -13,7 +13,7 @@ import numpy as np
 from lemon_jax.bench import Task
 from lemon_jax.orchestrator import Rollout
 from lemon_jax.runtime import CallStore, Executor, repeat_indices
-from lemon_jax.spec import FAMILIES, Edit, applicable, edges, parse
+from lemon_jax.spec import Edit, applicable, edges, parse
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.evaluate import Scored, Share, Work, alone, count_calls, execute, record
@@ -69,7 +69,7 @@ def choose_edits(
     for index in order:
         if len(chosen) == count:
             break
-        edit = sampler.draw(applicable(rollouts[index].parsed), rng)
+        edit = sampler.draw(applicable(rollouts[index].parsed, sampler.families), rng)
         if edit is not None:
             chosen.append((index, edit))
     return chosen
@@ -217,7 +217,7 @@ def step_metrics(
         ]
         metrics["regret"] = _mean([x for x in each if not np.isnan(x)])
     p = sampler.probabilities()
-    for family in FAMILIES:
+    for family in sampler.families:
         sizes = [abs(c.difference) for c in outcome.contrasts if c.edit.family == family]
         metrics[f"contrast/{family}"] = _mean([x for x in sizes if not np.isnan(x)])
         metrics[f"edit_prob/{family}"] = p[family]

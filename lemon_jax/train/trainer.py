@@ -23,7 +23,6 @@ from lemon_jax.runtime import CallStore, Executor
 from lemon_jax.train.batch import make_batch, micro_batches, span_tokens
 from lemon_jax.train.checkpoint import Checkpoints
 from lemon_jax.train.config import RunConfig, ScaleConfig
-from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.hosts import Hosts, Preempted
 from lemon_jax.train.losses import group_advantages, zero_std_fraction
 from lemon_jax.train.regret import Regret
@@ -83,7 +82,7 @@ class Trainer:
         # A copy: the update donates its state's buffers, and the reference must outlive them.
         params = jax.tree.map(lambda x: x.copy(), start)
         self._state = init_state(params, self.config.update)
-        self._sampler = EditSampler()
+        self._sampler = self.config.edit_sampler
         self._checkpoints = Checkpoints(self.checkpoints or self.run.checkpoints, self.hosts)
         self.steps_done = self._saved = 0
 

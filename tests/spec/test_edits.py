@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lemon_jax.spec import CAPACITIES, FAMILIES, ROLES, applicable, dump, parse, parse_strict
+from lemon_jax.spec import CAPACITIES, FAMILIES, OPT_IN_FAMILIES, ROLES, applicable, dump, parse, parse_strict
 
 
-def check(text: str):
+def check(text: str, families=FAMILIES):
     """The splice identity, validity, and that exactly one field differs; returns the edits."""
     before = parse_strict(text)
-    edits = applicable(text)
+    edits = applicable(text, families)
     for edit in edits:
         (start, end), (new_start, new_end) = edit.span, edit.edited_span
         assert start == new_start
@@ -110,3 +110,45 @@ def test_json(document, agent):
 def test_an_invalid_text_has_no_edits(document, agent):
     with pytest.raises(ValueError, match="strictly valid"):
         applicable(document(agent(capacity="Large")))
+
+
+@given(st.data())
+def test_opt_in_families_of_canonical_specs(specs, data):
+    spec = data.draw(specs)
+    edits = check(dump(spec), OPT_IN_FAMILIES)
+    assert all(edit.text == dump(edit.spec) for edit in edits)
+    count = [edit.family for edit in edits].count
+    asked = [agent for agent in spec.agents if ROLES[agent.role].llm]
+    workers = sum(role.llm for role in ROLES.values())
+    assert count("add_dependency") == sum(i - len(a.depends_on) for i, a in enumerate(spec.agents))
+    assert count("raise_capacity") == sum(agent.capacity != "large" for agent in asked)
+    # A role may need an input, which an agent without dependencies has not.
+    assert count("change_role") <= len(asked) * (workers - 1)
+    assert count("change_role") >= sum(bool(agent.depends_on) for agent in asked) * (workers - 1)
+    # What one direction does, the other undoes.
+    back = {"add_dependency": "delete_dependency", "raise_capacity": "lower_capacity"}
+    for edit in edits:
+        if edit.family in back:
+            undone = [e.text for e in applicable(edit.text) if e.family == back[edit.family]]
+            assert dump(spec) in undone
+
+
+def test_opt_in_edits_keep_the_text_that_was_written(document, agent):
+    text = document(
+        agent("a", capacity="'medium'  # why"),
+        agent("b", depends_on="[]  # none"),
+        agent("c", depends_on="\n    - 'b'", role='"math_solver"'),
+        output="c",
+    )
+    edits = check(text, OPT_IN_FAMILIES)
+    new = {(e.family, e.agent_id, e.text[slice(*e.edited_span)]) for e in edits}
+    assert ("raise_capacity", "a", "'large'") in new
+    assert ("add_dependency", "b", "[a]") in new
+    assert ("add_dependency", "c", " [a, 'b']") in new
+    assert ("change_role", "c", '"inspector"') in new
+    assert not [e for e in applicable(text) if e.family in OPT_IN_FAMILIES]
+
+
+def test_unknown_families_are_refused(document, agent):
+    with pytest.raises(ValueError, match="unknown edit families swap_agents"):
+        applicable(document(agent()), ("lower_capacity", "swap_agents"))

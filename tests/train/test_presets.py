@@ -88,6 +88,8 @@ def test_no_such_preset_lists_those_there_are():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
+        ({"edit_families": "lower_capacity,swap_agents"}, "edit-families is 'lower_capacity,swap_agents'"),
+        ({"edit_families": "lower_capacity, lower_capacity"}, "each once"),
         ({"steps": -1}, "steps is -1, it must be at least 0"),
         ({"tasks_per_step": 0}, "tasks-per-step is 0, it must be at least 1"),
         ({"group": 1}, "group is 1, it must be at least 2"),

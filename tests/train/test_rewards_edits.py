@@ -3,12 +3,14 @@
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 from policy_helpers import CHECKED, SOLVER
 
 from lemon_jax.runtime import Usage
-from lemon_jax.spec import FAMILIES, applicable, dump
+from lemon_jax.spec import FAMILIES, OPT_IN_FAMILIES, applicable, dump
+from lemon_jax.train.config import RunConfig
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.rewards import Reward, RewardConfig, invalid_reward, masked_reward, reward
 
@@ -80,3 +82,16 @@ def test_families_with_large_contrasts_are_drawn_more_often():
 
 def test_nothing_to_draw_from():
     assert EditSampler().draw([], random.Random(0)) is None
+
+
+def test_opt_in_families_and_even_sampling():
+    families = ("lower_capacity", "raise_capacity")
+    config = RunConfig(bench="aqua", edit_families=", ".join(families), edit_sampling="uniform")
+    sampler = config.edit_sampler.updated([("raise_capacity", 5.0)])
+    assert sampler.probabilities() == pytest.approx(dict.fromkeys(families, 0.5))
+    adaptive = replace(config, edit_sampling="adaptive").edit_sampler
+    seen = adaptive.updated([("lower_capacity", 0.0), ("raise_capacity", 5.0)])
+    assert seen.probabilities() == pytest.approx({"lower_capacity": 0.1, "raise_capacity": 0.9})
+    assert RunConfig(bench="aqua").edit_sampler == EditSampler()
+    many = replace(config, edit_families=",".join((*FAMILIES, *OPT_IN_FAMILIES))).edit_sampler
+    assert many.floor * 6 == pytest.approx(0.5)
