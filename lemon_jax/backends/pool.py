@@ -8,15 +8,14 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import httpx
 
 from lemon_jax.backends.download import resolve_model
 from lemon_jax.backends.embedded import EmbeddedBackend, check_engine
-from lemon_jax.backends.engine_thread import ServedModel
 from lemon_jax.backends.gate import ExclusiveGate
 from lemon_jax.backends.gguf_header import read_gguf_header
-from lemon_jax.backends.jax_backend import JaxBackend
 from lemon_jax.backends.model_files import PRESETS, Progress, file_digest
 from lemon_jax.backends.openai import OpenAIBackend
 from lemon_jax.backends.response_model import load_parameters
@@ -26,6 +25,9 @@ from lemon_jax.backends.simulated import SimulatedBackend, World
 from lemon_jax.backends.types import Backend
 from lemon_jax.backends.workers import CapacityConfig, ModelConfig, WorkerConfig
 from lemon_jax.errors import LemonError
+
+if TYPE_CHECKING:
+    from lemon_jax.backends.engine_thread import ServedModel
 
 log = logging.getLogger(__name__)
 Locate = Callable[[Progress], Path]
@@ -143,6 +145,8 @@ class WorkerPool:
         )
 
     def _open_jax(self, model: ModelConfig, locate: Locate, digest: str) -> Backend:
+        from lemon_jax.backends.jax_backend import JaxBackend  # imports NumPy, which other runs do without
+
         def load(path: Path) -> ServedModel:
             from lemon_jax.backends.jax_model import load_jax_model  # importing JAX takes seconds
 
