@@ -178,7 +178,7 @@ def serve(options: Namespace) -> None:
 
 def compare(options: Namespace, preset: str) -> None:
     """Run all engines on one model in turn, and print a row for each."""
-    console = Console(soft_wrap=True)
+    console = Console(soft_wrap=True, width=120)  # the table is wider than a log is taken to be
     model = resolve_model(PRESETS[preset], lambda *_: None)
     results: dict[str, list[dict[str, Any]]] = {}
     for round_ in range(options.rounds):
