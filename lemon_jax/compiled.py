@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import platform
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,8 @@ from pathlib import Path
 
 import jax
 from jax.experimental.compilation_cache import compilation_cache
-from platformdirs import user_cache_path
+
+from lemon_jax.cache import cache_folder
 
 LEAST_COMPILE_S = 1.0  # what is compiled faster is not worth a file
 MOST_BYTES = 2 << 30  # the programs that were not used for longest make room
@@ -28,7 +28,7 @@ def compilation_cache_on_disk() -> Iterator[None]:
         return
     # A program is made for one kind of processor, and a cache folder may be shared by several.
     settings = {
-        "jax_compilation_cache_dir": str(_cache_folder() / _processor()),
+        "jax_compilation_cache_dir": str(cache_folder("compiled") / _processor()),
         "jax_persistent_cache_min_compile_time_secs": LEAST_COMPILE_S,
         "jax_compilation_cache_max_size": MOST_BYTES,
     }
@@ -42,12 +42,6 @@ def compilation_cache_on_disk() -> Iterator[None]:
         for name, value in before.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()
-
-
-def _cache_folder() -> Path:
-    """`$LEMON_CACHE/compiled`, or in the user's cache folder."""
-    root = os.environ.get("LEMON_CACHE")
-    return (Path(root).expanduser() if root else user_cache_path("lemon_jax")) / "compiled"
 
 
 def _processor() -> str:

@@ -12,8 +12,8 @@ import zlib
 from pathlib import Path
 
 import numpy as np
-from platformdirs import user_cache_path
 
+from lemon_jax.cache import cache_folder
 from lemon_jax.model import Automaton, TextTokenizer, compile_automaton
 from lemon_jax.model import automaton as compiler
 from lemon_jax.spec.grammar import byte_grammar, language_key
@@ -26,7 +26,7 @@ def spec_automaton(tokenizer: TextTokenizer, *, cache: Path | None = None) -> Au
     folder) under a digest of tokenizer, language and compiler. A cache that cannot be read or written is
     done without.
     """
-    folder = cache or _automata_cache()
+    folder = cache or cache_folder("automata")
     made_from = [tokenizer.sha256, tokenizer.eos_id, language_key(), inspect.getsource(compiler)]
     path = folder / f"{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]}.npz"
     if (kept := _read(path)) is not None:
@@ -43,11 +43,6 @@ def spec_automaton(tokenizer: TextTokenizer, *, cache: Path | None = None) -> Au
     )
     _write(path, automaton)
     return automaton
-
-
-def _automata_cache() -> Path:
-    root = os.environ.get("LEMON_CACHE")
-    return (Path(root).expanduser() if root else user_cache_path("lemon_jax")) / "automata"
 
 
 def _read(path: Path) -> Automaton | None:

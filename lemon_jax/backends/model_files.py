@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from platformdirs import user_cache_path
+from lemon_jax.cache import cache_folder
 
 # What a download tells its caller: bytes done, bytes in all, and what is being done.
 Progress = Callable[[int, int, str], None]
@@ -62,8 +62,7 @@ PRESETS = {
 
 def model_cache() -> Path:
     """The folder of downloaded models: `$LEMON_CACHE/models`, or in the user's cache folder."""
-    root = os.environ.get("LEMON_CACHE")
-    return (Path(root).expanduser() if root else user_cache_path("lemon_jax")) / "models"
+    return cache_folder("models")
 
 
 def file_digest(path: Path, progress: Progress | None = None) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from ..errors import LemonError
-from .data import OFFICIAL_URL, Dataset, build, cache_folder, cached_files, named_file, named_folder
+from .data import OFFICIAL_URL, Dataset, build, cached_files, data_cache, named_file, named_folder
 from .download import Unreachable, sha256_of
 from .sources import PROTOCOLS, SOURCES, DataFile, find_source
 
@@ -78,7 +78,7 @@ def run_fetch(args: argparse.Namespace) -> int:
     Raises:
         LemonError: files that cannot be got or are not the official ones, after the others were fetched.
     """
-    cache, show = cache_folder(), _ShowProgress()
+    cache, show = data_cache(), _ShowProgress()
     base_url = os.environ.get("LEMON_DATA_URL") or OFFICIAL_URL
     failed = []
     for bench in _benches(args.bench):
@@ -124,7 +124,7 @@ def _datasets(bench: str, data_dir: Path | None) -> list[Dataset]:
         if folder:
             paths = [named_file(folder, named_by, file) for file in source.files]
         else:
-            paths = cached_files(source.files, cache_folder(), download=False)
+            paths = cached_files(source.files, data_cache(), download=False)
         datasets.append(build(bench, source, paths, protocol))
     return datasets
 
@@ -156,9 +156,7 @@ def _files(bench: str) -> tuple[DataFile, ...]:
 def _place(data_dir: Path | None) -> tuple[Path, str]:
     folder, named_by = named_folder(data_dir)
     return (
-        (folder, f"{folder} (named by {named_by})")
-        if folder
-        else (cache_folder(), f"{cache_folder()} (cache)")
+        (folder, f"{folder} (named by {named_by})") if folder else (data_cache(), f"{data_cache()} (cache)")
     )
 
 

@@ -15,13 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from platformdirs import user_cache_path
-
 from lemon_jax.bench.download import Member, Progress, Unreachable, fetch, fetch_members, sha256_of
 from lemon_jax.bench.sample import generate
 from lemon_jax.bench.sources import DataFile, Source, find_source, read_rows
 from lemon_jax.bench.sources.source import some
 from lemon_jax.bench.task import Task
+from lemon_jax.cache import cache_folder
 from lemon_jax.errors import LemonError
 
 OFFICIAL_URL = "https://raw.githubusercontent.com"
@@ -72,7 +71,7 @@ def load(
         paths = [named_file(folder, named_by, file) for file in source.files]
     else:
         try:
-            paths = cached_files(source.files, cache_dir or cache_folder(), download, on_progress, base_url)
+            paths = cached_files(source.files, cache_dir or data_cache(), download, on_progress, base_url)
         except Unreachable as error:
             return _sample(bench, protocol, source, str(error))
     return build(bench, source, paths, protocol)
@@ -86,10 +85,9 @@ def named_folder(data_dir: Path | None = None) -> tuple[Path | None, str]:
     return (Path(named) if named else None), "LEMON_DATA"
 
 
-def cache_folder() -> Path:
+def data_cache() -> Path:
     """Where downloaded files are kept."""
-    root = os.environ.get("LEMON_CACHE")
-    return (Path(root).expanduser() if root else user_cache_path("lemon_jax")) / "data"
+    return cache_folder("data")
 
 
 def named_file(folder: Path, named_by: str, file: DataFile) -> Path:

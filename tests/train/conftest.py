@@ -30,5 +30,5 @@ def automata(tmp_path_factory):
     """Compiled once a session, and not kept in the user's cache."""
     folder = tmp_path_factory.mktemp("automata")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lemon_jax.spec_automaton, "_automata_cache", lambda: folder)
+        patch.setattr(lemon_jax.spec_automaton, "cache_folder", lambda _: folder)
         yield
