@@ -88,13 +88,11 @@ def torch_sampler(policy: Orchestrator, prompts: list[list[int]], counts: list[i
 
 def prefills(policy: Orchestrator, rows: np.ndarray, lengths: np.ndarray) -> dict[str, Callable[[], object]]:
     """The prefill of each prompt once for its group, and of each row by itself."""
-    run = jax.jit(prefill, static_argnames=("group", "max_new"))
+    run = jax.jit(prefill, static_argnames="group")
     many = np.repeat(rows, GROUP, axis=0), np.repeat(lengths, GROUP)
 
     def call(rows: np.ndarray, lengths: np.ndarray, group: int) -> Callable[[], object]:
-        return lambda: jax.block_until_ready(
-            run(policy.decoder, rows, lengths, group=group, max_new=policy.max_new)
-        )
+        return lambda: jax.block_until_ready(run(policy.decoder, rows, lengths, group=group))
 
     return {"prefill of groups": call(rows, lengths, GROUP), "prefill of each": call(*many, 1)}
 

@@ -56,7 +56,7 @@ def attend_in_blocks(
     q_BxHxTxE: Array, k_BxKxTxE: Array, v_BxKxTxE: Array, mask_BxTxT: Array, *, divisor: float
 ) -> Array:
     """Block after block of queries, each over the keys up to its own end: half of the scores are never
-    computed, and of none more than a block is held, as the backward pass computes them anew."""
+    computed. The backward pass keeps the weights of every block; `remat` in `Decoder` computes them anew."""
     time = mask_BxTxT.shape[1]
     out = []
     for start in range(0, time, BLOCK):

@@ -17,7 +17,7 @@ from jaxtyping import Array, Int, Key
 from lemon_jax.model.automaton import Automaton
 from lemon_jax.model.decoder import Decoder, KVCache
 from lemon_jax.model.layout import attention_mask, rope_positions
-from lemon_jax.model.sampling import Samples, draw, is_end
+from lemon_jax.model.sampling import Samples, append, draw, prefill
 from lemon_jax.model.sharding import on_one_device
 from lemon_jax.model.stages import in_stages
 from lemon_jax.model.support import Constraint, Place, advance, begin, count_allowed, mask_logits, where
@@ -63,17 +63,9 @@ def sample_constrained(
         )
     prompt_slots = prompts_NxP.shape[1]
     batch = prompts_NxP.shape[0] * group
-    hidden_BxD, cache = _prefill(decoder, prompts_NxP, prompt_lengths_N, automaton, group)
-
-    def write(samples: Samples, writing_B: Array, token_B: Array, log_prob_B: Array) -> Samples:
-        # Beyond the last step nothing is written.
-        at = (jnp.arange(len(token_B)), jnp.where(writing_B, samples.lengths_B, max_new))
-        return Samples(
-            tokens_BxC=samples.tokens_BxC.at[at].set(token_B, mode="drop"),
-            log_probs_BxC=samples.log_probs_BxC.at[at].set(log_prob_B, mode="drop"),
-            lengths_B=samples.lengths_B + writing_B.astype(jnp.int32),
-            finished_B=samples.finished_B | (writing_B & is_end(token_B, eos_ids)),
-        )
+    hidden_BxD, cache = prefill(
+        decoder, prompts_NxP, prompt_lengths_N, group=group, begun_F=automaton.prefix_F
+    )
 
     def extend(rows: _Rows, hidden_BxD: Array, going_B: Array) -> _Rows:
         """Draw a token for each row that goes on, and add what must follow: at most `block` tokens."""
@@ -87,7 +79,7 @@ def sample_constrained(
                 forced_B = automaton.forced_S[place.state]
                 writing_B = writing_B & ~samples.finished_B & (forced_B >= 0)
                 token_B, log_prob_B = jnp.maximum(forced_B, 0), jnp.zeros_like(log_prob_B)
-            samples = write(samples, writing_B, token_B, log_prob_B)
+            samples = append(samples, writing_B, token_B, log_prob_B, eos_ids)
             place = where(writing_B, advance(automaton, place, token_B), place)
             tokens.append(token_B)
         block_BxW = jnp.where(going_B[:, None], jnp.stack(tokens, axis=1), rows.block_BxW)
@@ -127,32 +119,6 @@ def sample_constrained(
     return in_stages(
         rows, cache, max_new=max_new, spare=2 * block, going=going, step=step, regroup=on_one_device()
     ).samples
-
-
-def _prefill(
-    decoder: Decoder,
-    prompts_NxP: Array,
-    prompt_lengths_N: Array,
-    automaton: Automaton,
-    group: int,
-) -> tuple[Array, KVCache]:
-    """The prompts and, behind each, what every text begins with: once for a whole group."""
-    prompts, prompt_slots = prompts_NxP.shape
-    prefix = automaton.prefix_F.shape[0]
-    slots = jnp.arange(prompt_slots + prefix)
-    tokens = jnp.concatenate(
-        [prompts_NxP, jnp.broadcast_to(automaton.prefix_F[None], (prompts, prefix))], axis=1
-    )
-    hidden_NxSxD, cache = decoder(
-        tokens,
-        rope_positions(prompt_lengths_N, slots, prompt_slots),
-        attention_mask(prompt_lengths_N, slots, prompt_slots, prompt_slots + prefix),
-    )
-    last_N = prompt_lengths_N - 1 if prefix == 0 else jnp.full((prompts,), prompt_slots + prefix - 1)
-    last_NxD = jnp.take_along_axis(hidden_NxSxD, last_N[:, None, None], axis=1)[:, 0]
-
-    grouped = jax.tree.map(lambda x_NxKxSxE: jnp.repeat(x_NxKxSxE, group, axis=0), cache)
-    return jnp.repeat(last_NxD, group, axis=0), grouped
 
 
 def _begun(automaton: Automaton, batch: int, steps: int) -> Samples:

@@ -45,24 +45,42 @@ def prefill(
     prompt_lengths_N: Int[Array, " prompts"],
     *,
     group: int,
-    max_new: int,
+    begun_F: Int[Array, " begun"] | None = None,
 ) -> tuple[Float[Array, "batch dim"], KVCache]:
-    """The hidden state of each last prompt token and a cache of P + max_new slots, both repeated `group`
-    times: each prompt is computed once for its group."""
-    prompt_slots = prompts_NxP.shape[1]
-    slots = jnp.arange(prompt_slots)
-    hidden_NxPxD, cache = decoder(
-        prompts_NxP,
+    """The hidden state of each last token and a cache of all slots, both repeated `group` times: each prompt
+    is computed once for its group, and so is `begun`, what every completion begins with."""
+    prompts, prompt_slots = prompts_NxP.shape
+    begun = 0 if begun_F is None else begun_F.shape[0]
+    tokens_NxS, last_N = prompts_NxP, prompt_lengths_N - 1
+    if begun_F is not None and begun:
+        tokens_NxS = jnp.concatenate([prompts_NxP, jnp.broadcast_to(begun_F[None], (prompts, begun))], axis=1)
+        last_N = jnp.full((prompts,), prompt_slots + begun - 1)
+    slots = jnp.arange(prompt_slots + begun)
+    hidden_NxSxD, cache = decoder(
+        tokens_NxS,
         rope_positions(prompt_lengths_N, slots, prompt_slots),
-        attention_mask(prompt_lengths_N, slots, prompt_slots, prompt_slots),
+        attention_mask(prompt_lengths_N, slots, prompt_slots, prompt_slots + begun),
     )
-    last_NxD = jnp.take_along_axis(hidden_NxPxD, (prompt_lengths_N - 1)[:, None, None], axis=1)[:, 0]
+    last_NxD = jnp.take_along_axis(hidden_NxSxD, last_N[:, None, None], axis=1)[:, 0]
+    return jax.tree.map(lambda x: jnp.repeat(x, group, axis=0), (last_NxD, cache))
 
-    def grow(x_NxKxPxE):
-        padded = jnp.pad(x_NxKxPxE, ((0, 0), (0, 0), (0, max_new), (0, 0)))
-        return jnp.repeat(padded, group, axis=0)
 
-    return jnp.repeat(last_NxD, group, axis=0), jax.tree.map(grow, cache)
+def append(
+    samples: Samples,
+    writing_B: Bool[Array, " batch"],
+    token_B: Int[Array, " batch"],
+    log_prob_B: Float[Array, " batch"],
+    eos_ids: tuple[int, ...],
+) -> Samples:
+    """The samples with one more token in the rows that are `writing`; beyond the last step nothing is."""
+    batch, steps = samples.tokens_BxC.shape
+    at = (jnp.arange(batch), jnp.where(writing_B, samples.lengths_B, steps))
+    return Samples(
+        tokens_BxC=samples.tokens_BxC.at[at].set(token_B, mode="drop"),
+        log_probs_BxC=samples.log_probs_BxC.at[at].set(log_prob_B, mode="drop"),
+        lengths_B=samples.lengths_B + writing_B.astype(jnp.int32),
+        finished_B=samples.finished_B | (writing_B & is_end(token_B, eos_ids)),
+    )
 
 
 def inverse_cdf(
@@ -154,22 +172,14 @@ def sample(
     if group < 1 or max_new < 1 or temperature < 0:
         raise ValueError(f"group {group} and max_new {max_new} must be >= 1, temperature {temperature} >= 0")
     prompt_slots = prompts_NxP.shape[1]
-    hidden_BxD, cache = prefill(decoder, prompts_NxP, prompt_lengths_N, group=group, max_new=0)
+    hidden_BxD, cache = prefill(decoder, prompts_NxP, prompt_lengths_N, group=group)
     prompt_lengths_B = jnp.repeat(prompt_lengths_N, group)
     batch = prompt_lengths_B.shape[0]
     row_keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
 
     def record(rows: _Rows, hidden_BxD: Array, step: Array | int, writing_B: Array) -> _Rows:
-        samples = rows.samples
         token_B, log_prob_B = draw(decoder.logits(hidden_BxD), rows.key_B, step, temperature)
-        token_B = jnp.where(writing_B, token_B, 0)
-        at = (jnp.arange(len(token_B)), jnp.where(writing_B, step, max_new))  # max_new: beyond, not written
-        samples = Samples(
-            tokens_BxC=samples.tokens_BxC.at[at].set(token_B, mode="drop"),
-            log_probs_BxC=samples.log_probs_BxC.at[at].set(log_prob_B, mode="drop"),
-            lengths_B=samples.lengths_B + writing_B.astype(jnp.int32),
-            finished_B=samples.finished_B | (writing_B & is_end(token_B, eos_ids)),
-        )
+        samples = append(rows.samples, writing_B, token_B, log_prob_B, eos_ids)
         return rows._replace(token_B=token_B, samples=samples)
 
     def going(rows: _Rows, end: int) -> Array:

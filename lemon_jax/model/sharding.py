@@ -158,10 +158,9 @@ def constrain(x: jax.Array, *axes: str) -> jax.Array:
 
     Unlike a parameter's, an activation's batch may be split unevenly: the compiler pads it.
     """
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if on_one_device():
         return x
-    sizes = dict(mesh.shape)
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
     if "batch" in axes:
         at = axes.index("batch")
         rounded = tuple(0 if i == at else n for i, n in enumerate(x.shape))  # 0 is a multiple of all
@@ -177,9 +176,9 @@ def batch_shards() -> int:
 
 def constrain_tree(tree: Any) -> Any:
     """Parameters, gradients or an optimiser's state, kept split as the table says; see `using`."""
-    mesh = jax.sharding.get_abstract_mesh()
-    if mesh.empty or mesh.size == 1:
+    if on_one_device():
         return tree
+    mesh = jax.sharding.get_abstract_mesh()
     return jax.tree_util.tree_map_with_path(
         lambda path, leaf: jax.lax.with_sharding_constraint(
             leaf, param_spec(_dotted(path), leaf.shape, dict(mesh.shape))

@@ -55,15 +55,20 @@ class Weights(NamedTuple):
     tokens: Array
 
 
-def loss_weights(batch: UpdateBatch, config: UpdateConfig, constraint: Constraint | None = None) -> Weights:
-    """The weights of a batch, or of micro-batches stacked along a first axis."""
-    steps, lengths_B = batch.completions_BxC.shape[-1], batch.lengths_B.reshape(-1)
-    mask_BxC = losses.token_mask(lengths_B, steps) & batch.kept_B.reshape(-1, 1)
-    if constraint is not None:
-        mask_BxC &= trace(constraint, batch.completions_BxC.reshape(-1, steps), lengths_B).free_BxC
+def weights_of(mask_BxC: Array, config: UpdateConfig) -> Weights:
+    """The weights of the tokens that count."""
     nothing = jnp.zeros(mask_BxC.shape, jnp.float32)
     counted = losses.aggregate(nothing, mask_BxC, config.aggregation)
     return Weights(policy=counted.weight, tokens=jnp.sum(mask_BxC.astype(jnp.float32)))
+
+
+def loss_weights(batches: UpdateBatch, config: UpdateConfig, constraint: Constraint | None) -> Weights:
+    """The weights of micro-batches stacked along a first axis."""
+    steps, lengths_B = batches.completions_BxC.shape[-1], batches.lengths_B.reshape(-1)
+    mask_BxC = losses.token_mask(lengths_B, steps) & batches.kept_B.reshape(-1, 1)
+    if constraint is not None:
+        mask_BxC &= trace(constraint, batches.completions_BxC.reshape(-1, steps), lengths_B).free_BxC
+    return weights_of(mask_BxC, config)
 
 
 def span_scores(
@@ -143,7 +148,6 @@ def total_loss(
     loss and are counted nowhere. Of a micro-batch, with the `weights` of the whole step, this is its share of
     the step's loss and metrics: they add up, but for `sampling_gap`, which is a maximum.
     """
-    weights = weights or loss_weights(batch, config, constraint)
     num_rollouts = batch.completions_BxC.shape[0]
     rows = (
         jnp.concatenate([batch.prompts_BxP, batch.prompts_BxP[batch.source_K]]),
@@ -161,6 +165,7 @@ def total_loss(
     if support is not None:
         free, edited_free = support.free_BxC[:num_rollouts], support.free_BxC[num_rollouts:]
         mask_BxC = mask_BxC & free
+    weights = weights or weights_of(mask_BxC, config)
     per_token, was_clipped = _policy_loss(log_probs_BxC, batch, mask_BxC, config)
     policy = losses.Sum(losses.aggregate(per_token, mask_BxC, config.aggregation).total, weights.policy)
     tokens = weights.tokens
