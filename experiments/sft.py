@@ -32,7 +32,6 @@ from lemon_jax.train.llm_teacher import llm_specs
 from lemon_jax.train.sft import SFTConfig, encode_examples, train
 from lemon_jax.train.teacher import write_spec
 
-VOCAB_SIZE = 8000
 TASKS = 420  # at most so many of a bench's train split, drawn with the seed
 GENERATED = 420  # own problems of each kind, so that the policy does not only know benches
 
@@ -161,7 +160,7 @@ def _new_policy(args: argparse.Namespace, tasks: list[Task], pairs: list[tuple[s
     """A random decoder of the preset, with a tokenizer trained on these tasks and specs."""
     with tempfile.TemporaryDirectory() as folder:
         texts = [t.prompt() for t in tasks] + [spec for _, spec in pairs]
-        tokenizer = train_tokenizer(texts, Path(folder) / "tokenizer.model", VOCAB_SIZE)
+        tokenizer = train_tokenizer(texts, Path(folder) / "tokenizer.model", PRESETS[args.policy].vocab_size)
     config = replace(PRESETS[args.policy], vocab_size=tokenizer.vocab_size)
     decoder = Decoder(config, rngs=nnx.Rngs(args.seed))
     return Orchestrator(decoder, config, tokenizer, max_prompt=192, max_new=256)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import platform
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -27,8 +29,10 @@ def compilation_cache_on_disk() -> Iterator[None]:
         yield
         return
     # A program is made for one kind of processor, and a cache folder may be shared by several.
+    folder = cache_folder("compiled") / _processor()
+    _mend(folder)
     settings = {
-        "jax_compilation_cache_dir": str(cache_folder("compiled") / _processor()),
+        "jax_compilation_cache_dir": str(folder),
         "jax_persistent_cache_min_compile_time_secs": LEAST_COMPILE_S,
         "jax_compilation_cache_max_size": MOST_BYTES,
     }
@@ -42,6 +46,18 @@ def compilation_cache_on_disk() -> Iterator[None]:
         for name, value in before.items():
             jax.config.update(name, value)
         compilation_cache.reset_cache()
+
+
+def _mend(folder: Path) -> None:
+    """Give a program that a killed process left without its time of use one.
+
+    JAX writes the two files one after the other, and where one of them is missing it stores nothing any more.
+    """
+    for program in folder.glob("*-cache"):
+        used = program.with_name(program.name.removesuffix("-cache") + "-atime")
+        with contextlib.suppress(OSError):  # a cache is a convenience
+            if not used.exists():
+                used.write_bytes(time.time_ns().to_bytes(8, "little"))
 
 
 def _processor() -> str:

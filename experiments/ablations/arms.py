@@ -1,0 +1,37 @@
+"""The arms of the ablation: what each changes of the full method."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from lemon_jax.spec import FAMILIES
+from lemon_jax.train.config import RunConfig, UpdateConfig
+
+# Any key of RunConfig, of its update with a point, or `policy`: "random" for one that saw no spec.
+Changes = Mapping[str, Any]
+
+
+def _without(family: str) -> Changes:
+    return {"edit_families": ",".join(name for name in FAMILIES if name != family)}
+
+
+ARMS: dict[str, Changes] = {
+    "full": {},
+    "no-counterfactuals": {"edits_per_step": 0},
+    "no-sft": {"policy": "random"},
+    **{f"no-{family.replace('_', '-')}": _without(family) for family in FAMILIES},
+    "gradient-form": {"update.counterfactual_form": "gradient"},
+    "uniform-edits": {"edit_sampling": "uniform"},
+}
+
+
+def config_of(arm: str, base: RunConfig, seed: int) -> RunConfig:
+    """The configuration of an arm's run; an arm's `policy` is the caller's."""
+    changes = dict(ARMS[arm])
+    changes.pop("policy", None)
+    prefix = "update."
+    inner = {key.removeprefix(prefix): changes.pop(key) for key in list(changes) if key.startswith(prefix)}
+    update: UpdateConfig = replace(base.update, **inner)
+    return replace(base, **changes, update=update, seed=seed)

@@ -1,0 +1,108 @@
+"""Which part of the method learns, measured on simulated workers, where the best spec of each task is known.
+
+    python experiments/ablations/simulated.py --out experiments/logs/ablations/simulated
+
+Every arm (arms.py) is trained with every seed from the same small warm-started policy. After every few steps
+the policy writes a spec for each held-out task, greedily, and its expected reward is computed exactly: no luck
+of the workers is in the curves. Runs that are in the folder already are not repeated. Nothing here is a result
+of a benchmark: no language model answers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+from arms import ARMS, config_of
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTING = "setting.json"
+
+
+def main() -> int:
+    args = _arguments()
+    arms = list(ARMS) if args.arms == "all" else args.arms.split(",")
+    unknown = [arm for arm in arms if arm not in ARMS]
+    if unknown:
+        print(f"error: no arm {', '.join(unknown)}; there are {', '.join(ARMS)}", file=sys.stderr)
+        return 2
+    args.out.mkdir(parents=True, exist_ok=True)
+    # By seed first, so that a table can be read before all is done.
+    jobs = [
+        (arm, seed) for seed in range(args.seeds) for arm in arms if not _file(args.out, arm, seed).exists()
+    ]
+    print(f"{len(jobs)} runs to do", flush=True)
+    context = multiprocessing.get_context("spawn")  # JAX has threads: no fork
+    queue: Any = context.JoinableQueue()
+    for job in [*jobs, *[None] * args.processes]:
+        queue.put(job)
+    workers = [context.Process(target=_work, args=(queue, args)) for _ in range(args.processes)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+    return int(any(worker.exitcode for worker in workers))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
+    )
+    add = parser.add_argument
+    add("--bench", default="multiarith", metavar="NAME", help="whose tasks (multiarith)")
+    add("--arms", default="all", metavar="NAMES", help="ARM[,ARM...] or all (all)")
+    add("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N-1 (5)")
+    add("--steps", type=int, default=300, metavar="N", help="steps of a run (300)")
+    add("--held-out", type=int, default=60, metavar="N", help="test tasks whose specs are valued (60)")
+    add("--every", type=int, default=10, metavar="N", help="steps between two valuations (10)")
+    add("--policy", default="small", metavar="NAME", help="policy folder, or name in checkpoints/ (small)")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="of the base configuration (none)")
+    add("--processes", type=int, default=2, metavar="N", help="runs at a time (2)")
+    add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
+    add("--out", type=Path, required=True, metavar="DIR", help="folder of the curves")
+    return parser.parse_args()
+
+
+def _file(out: Path, arm: str, seed: int) -> Path:
+    return out / f"{arm}-s{seed}.json"
+
+
+def _work(queue: Any, args: argparse.Namespace) -> None:
+    """One process: takes runs until there are none."""
+    import tempfile
+
+    from lab import base_config, open_lab, run_arm
+
+    from lemon_jax.compiled import compilation_cache_on_disk
+
+    base = base_config(args.bench, args.steps, args.set)
+    with compilation_cache_on_disk():
+        lab = open_lab(base, args.policy, held_out=args.held_out, every=args.every, data=args.data)
+        optimum = lab.optimum()
+        setting = {"optimum": round(optimum, 6), "held_out": len(lab.held_out), "config": asdict(base)}
+        (args.out / SETTING).write_text(json.dumps(setting, indent=1) + "\n", encoding="utf-8")
+        while (job := queue.get()) is not None:
+            arm, seed = job
+            config = config_of(arm, base, seed)
+            with tempfile.TemporaryDirectory() as folder:
+                start = lab.start(ARMS[arm].get("policy"), seed)
+                curve = {"arm": arm, "optimum": optimum} | run_arm(lab, config, start, Path(folder) / "run")
+            _file(args.out, arm, seed).write_text(json.dumps(curve) + "\n", encoding="utf-8")
+            last = curve["points"][-1]
+            print(
+                f"{arm:22s} seed {seed}  {last['value'] / optimum:6.1%} of the optimum after "
+                f"{last['worker_tokens']:,} worker tokens, {last['counterfactual_tokens']:,} of them for "
+                f"contrasts  {curve['seconds']:.0f} s",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,184 @@
+"""Table and chart of the curves that simulated.py wrote.
+
+python experiments/ablations/table.py experiments/logs/ablations/simulated     (the chart: pip install matplotlib)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats  # type: ignore[import-untyped]
+
+SHARE = 0.95  # of the optimum
+GRPO, FULL = "no-counterfactuals", "full"
+_MARKDOWN = "| {:22s} | {:>16s} | {:>16s} | {:>22s} | {:>18s} | {:>8s} |"
+
+Curve = dict[str, Any]
+
+
+def read(folder: Path) -> dict[str, dict[int, Curve]]:
+    """The curves of every arm by seed, the full method first, then GRPO alone."""
+    found: dict[str, dict[int, Curve]] = defaultdict(dict)
+    for path in sorted(folder.glob("*-s*.json")):
+        curve = json.loads(path.read_text(encoding="utf-8"))
+        found[curve["arm"]][curve["seed"]] = curve
+    return dict(sorted(found.items(), key=lambda item: (item[0] != FULL, item[0] != GRPO, item[0])))
+
+
+def fraction(curve: Curve, point: dict[str, float]) -> float:
+    return point["value"] / curve["optimum"]
+
+
+def tokens_to(curve: Curve, share: float = SHARE) -> float:
+    """Worker tokens until the policy's value is at least `share` of the optimum at this point and, on
+    average, from there on; infinite if it never is."""
+    values = [fraction(curve, p) for p in curve["points"]]
+    for i, point in enumerate(curve["points"]):
+        if values[i] >= share and float(np.mean(values[i:])) >= share:
+            return point["worker_tokens"]
+    return math.inf
+
+
+def tokens_of(curve: Curve) -> float:
+    return curve["points"][-1]["worker_tokens"]
+
+
+def average(curve: Curve) -> float:
+    """Mean regret over the worker tokens of the run, as a share of the optimum: the area above the curve."""
+    x = np.array([p["worker_tokens"] for p in curve["points"]], float)
+    y = np.array([1 - fraction(curve, p) for p in curve["points"]])
+    return float(np.trapezoid(y, x) / x[-1])
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean and half of its 95 % interval by Student's t; the half is NaN for one value."""
+    n = len(values)
+    if n < 2:
+        return float(np.mean(values)), math.nan
+    half = stats.t.ppf(0.975, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
+    return float(np.mean(values)), float(half)
+
+
+def paired(curves: dict[int, Curve], others: dict[int, Curve]) -> tuple[float, float, float, int] | None:
+    """Geometric mean, with its 95 % interval over seeds, of the ratio of tokens to SHARE, and its pairs.
+
+    Pairs in which one never came there are left out; the table says how many did.
+    """
+    logs = []
+    for seed in sorted(curves.keys() & others.keys()):
+        mine, theirs = tokens_to(curves[seed]), tokens_to(others[seed])
+        if 0 < mine < math.inf and 0 < theirs < math.inf:
+            logs.append(math.log(mine / theirs))
+    if not logs:
+        return None
+    mean, half = interval(logs)
+    return math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs)
+
+
+def rows(arms: dict[str, dict[int, Curve]]) -> list[tuple[str, ...]]:
+    out = []
+    for arm, curves in arms.items():
+        end, end_half = interval([fraction(c, c["points"][-1]) for c in curves.values()])
+        area, area_half = interval([average(c) for c in curves.values()])
+        reached = sorted(t for c in curves.values() if (t := tokens_to(c)) < math.inf)
+        tokens = f"{np.median(reached):,.0f} ({len(reached)} of {len(curves)})" if reached else "never"
+        ratio = None if arm == GRPO else paired(curves, arms.get(GRPO, {}))
+        against = f"{ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}] n {ratio[3]}" if ratio else "–"
+        extra = np.mean([c["points"][-1]["counterfactual_tokens"] / tokens_of(c) for c in curves.values()])
+        out.append(
+            (
+                arm,
+                f"{end:.1%} ± {end_half:.1%}",
+                f"{area:.1%} ± {area_half:.1%}",
+                tokens,
+                against,
+                f"{extra / (1 - extra):.1%}",
+            )
+        )
+    return out
+
+
+def chart(arms: dict[str, dict[int, Curve]], path: Path) -> None:
+    """Regret against worker tokens: the mean over seeds, with its 95 % interval."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    names = list(arms)
+    columns = 4
+    height = math.ceil((len(names) - 1) / columns)
+    figure, axes = plt.subplots(
+        height, columns, figsize=(13, 2.9 * height), sharex=True, sharey=True, squeeze=False
+    )
+    for axis, name in zip(axes.flat, names[1:], strict=False):
+        for shown, colour in ((FULL, "#1f5fa8"), (name, "#c8501e")):
+            _draw(axis, arms[shown], shown, colour)
+        axis.axhline(100 * (1 - SHARE), color="#999999", linewidth=0.8, linestyle=":")
+        axis.legend(frameon=False, fontsize=8)
+        axis.set_ylim(0, 40)
+    for axis in axes.flat[len(names) - 1 :]:
+        axis.set_visible(False)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("regret, % of optimum", fontsize=9)
+    for axis in axes[-1]:
+        axis.set_xlabel("worker tokens, thousands", fontsize=9)
+    figure.suptitle(
+        "Simulated workers: regret of the greedy policy on held-out tasks (dotted: 95 % of the optimum)"
+    )
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+
+
+def _draw(axis: Any, curves: dict[int, Curve], name: str, colour: str) -> None:
+    limit = min(tokens_of(c) for c in curves.values())
+    grid = np.linspace(0, limit, 60)
+    lines = np.array(
+        [
+            np.interp(
+                grid,
+                [p["worker_tokens"] for p in c["points"]],
+                [100 * (1 - fraction(c, p)) for p in c["points"]],
+            )
+            for c in curves.values()
+        ]
+    )
+    mean = lines.mean(axis=0)
+    axis.plot(grid / 1e3, mean, color=colour, label=name, linewidth=1.6)
+    if len(lines) > 1:
+        half = stats.t.ppf(0.975, len(lines) - 1) * lines.std(axis=0, ddof=1) / math.sqrt(len(lines))
+        axis.fill_between(grid / 1e3, mean - half, mean + half, color=colour, alpha=0.15, linewidth=0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, help="of simulated.py's curves")
+    parser.add_argument("--chart", type=Path, metavar="FILE.png", help="write the curves there (no chart)")
+    args = parser.parse_args()
+    arms = read(args.folder)
+    if not arms:
+        print(f"error: {args.folder}: no curves; simulated.py writes them", file=sys.stderr)
+        return 2
+    titles = ("arm", "end, of optimum", "mean regret", "tokens to 95 %", "ratio to GRPO", "extra")
+    print(_MARKDOWN.format(*titles))
+    print("|---" * len(titles) + "|")
+    for row in rows(arms):
+        print(_MARKDOWN.format(*row))
+    if args.chart:
+        chart(arms, args.chart)
+        print(f"chart: {args.chart}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
