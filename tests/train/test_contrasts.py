@@ -1,4 +1,4 @@
-"""Contrasts of several samples: their numbers by hand, what is asked for them, and what the noise gate does."""
+"""Contrasts of several samples: their numbers by hand, what is asked for them, and the noise gate."""
 
 import asyncio
 import math
@@ -165,7 +165,8 @@ def test_samples_are_paired_by_common_random_numbers(rollouts):
     # Greedy replies are those of sample 0 alone, and no request is sent twice.
     assert len(set(sent)) == len(sent)
     assert set(plain_sent) < set(sent)
-    assert {call.sample_index // 16 for call in sent} == {0, 1, 2}
+    # Sample k begins behind 16 places; an agent of capacity large has 5 replies at each.
+    assert {call.sample_index // 16 for call in sent} == {0, 1, 2, 5, 10}
     assert all((call.temperature == 0) == (call.sample_index == 0) for call in sent)
 
 
@@ -174,17 +175,13 @@ def test_what_an_edit_leaves_alone_is_asked_nothing_new_in_any_sample(tokenizer)
     written = rollout(tokenizer, dump(CHECKED))
     config = replace(CONFIG, tasks_per_step=1, group=2, edits_per_step=1, edit_families="lower_capacity")
     config = replace(config, contrast_samples=4)
-    lowered = replace(written, parsed=parse(dump(CHECKED)))
     for seed in range(20):
-        outcome, _, _, sent = _step([lowered, rollout(tokenizer, "none")], replace(config, seed=seed))
+        outcome, _, _, sent = _step([written, rollout(tokenizer, "none")], replace(config, seed=seed))
         (c,) = outcome.contrasts
         if c.edit.agent_id != "a2":
             continue
-        first = [call for call in sent if "equation" in call.messages[0].content.lower()]
-        counts = Counter(
-            (call.model, call.sample_index) for call in first if "Expression" in call.messages[1].content
-        )
-        assert set(counts.values()) == {1}
+        first = [call.sample_index for call in sent if call.messages[1].content.endswith("Expression:")]
+        assert sorted(first) == [0, 16, 32, 48]
         for sample, original in zip(c.samples[1:], outcome.resampled[0], strict=True):
             assert sample.scored.execution.agents[0] == original.scored.execution.agents[0]
         return
@@ -218,11 +215,12 @@ def test_a_failure_takes_out_single_samples(rollouts):
     config = replace(CONFIG, contrast_samples=4, edits_per_step=5)
     outcome, metrics, rows, _ = _step(rollouts, config, failures=0.15)
     known = [len(c.differences) for c in outcome.contrasts]
-    assert 0 < min(known) < 4
+    assert {*known} & {1, 2, 3}
     for c in outcome.contrasts:
         pairs = [(o.total, s.reward.total) for o, s in zip(c.originals, c.samples, strict=True)]
         kept = [a - b for a, b in pairs if not math.isnan(a) and not math.isnan(b)]
-        assert c.difference == pytest.approx(sum(kept) / len(kept))
+        assert len(c.differences) == len(kept)
+        assert not kept or c.difference == pytest.approx(sum(kept) / len(kept))
     masked = sum(r["infra_failed"] for r in rows)
     assert metrics["infra_failed"] == masked > 0
 
