@@ -104,7 +104,8 @@ def config_of(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[st
         config = replace(config, edits_per_step=0)
     elif "tasks_per_step" in given or "group" in given:
         # Fewer specs than the preset means to edit: every one of them is edited.
-        config = replace(config, edits_per_step=min(config.edits_per_step, max(config.specs_per_step, 0)))
+        most = max(config.specs_per_step * config.edits_per_rollout, 0)
+        config = replace(config, edits_per_step=min(config.edits_per_step, most))
     if args.compute_dtype is not None:
         if args.compute_dtype not in COMPUTE_DTYPES:
             raise LemonError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -103,6 +103,7 @@ class Orchestrator:
         self.max_prompt = max_prompt
         self.max_new = max_new
         self.chat = chat
+        self.fixed_choices: frozenset[str] = frozenset()  # see `within`
         self._prompt = chat or TaskPrompt(tokenizer)
 
     @classmethod
@@ -153,6 +154,14 @@ class Orchestrator:
         other.decoder = decoder
         return other
 
+    def within(self, fixed_choices: Collection[str]) -> Orchestrator:
+        """This policy, whose constrained specs are of the language without these choices (`spec.grammar`)."""
+        other = copy.copy(self)
+        other.fixed_choices = frozenset(fixed_choices)
+        for name in ("automaton", "constraint"):  # of the other language
+            other.__dict__.pop(name, None)
+        return other
+
     def save(self, folder: Path, manifest: dict[str, Any], *, dtype: str = "bfloat16") -> None:
         """Write a policy folder that `load` reads."""
         folder.mkdir(parents=True, exist_ok=True)
@@ -178,7 +187,7 @@ class Orchestrator:
 
         Raises LemonError if `max_new` is too small for the shortest spec.
         """
-        automaton = spec_automaton(self.tokenizer)
+        automaton = spec_automaton(self.tokenizer, fixed=self.fixed_choices)
         shortest = len(automaton.prefix_F) + int(automaton.distance_S[automaton.start])
         if shortest > self.max_new:
             raise LemonError(

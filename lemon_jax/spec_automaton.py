@@ -9,6 +9,7 @@ import os
 import tempfile
 import zipfile
 import zlib
+from collections.abc import Collection
 from pathlib import Path
 
 import numpy as np
@@ -19,19 +20,23 @@ from lemon_jax.model import automaton as compiler
 from lemon_jax.spec.grammar import byte_grammar, language_key
 
 
-def spec_automaton(tokenizer: TextTokenizer, *, cache: Path | None = None) -> Automaton:
+def spec_automaton(
+    tokenizer: TextTokenizer, *, fixed: Collection[str] = (), cache: Path | None = None
+) -> Automaton:
     """The automaton of canonical specs over this tokenizer's tokens, in NumPy arrays.
+
+    It leaves out the choices that are `fixed` (see `spec.grammar`).
 
     Compiling takes seconds, so the result is kept in `cache` (`$LEMON_CACHE/automata`, or in the user's cache
     folder) under a digest of tokenizer, language and compiler. A cache that cannot be read or written is
     done without.
     """
     folder = cache or cache_folder("automata")
-    made_from = [tokenizer.sha256, tokenizer.eos_id, language_key(), inspect.getsource(compiler)]
+    made_from = [tokenizer.sha256, tokenizer.eos_id, language_key(fixed), inspect.getsource(compiler)]
     path = folder / f"{hashlib.sha256(json.dumps(made_from).encode()).hexdigest()[:32]}.npz"
     if (kept := _read(path)) is not None:
         return kept
-    grammar = byte_grammar()
+    grammar = byte_grammar(fixed=fixed)
     automaton = compile_automaton(
         grammar.next_Sx257,
         grammar.bound_S,

@@ -7,6 +7,7 @@ from functools import cache
 
 from policy_helpers import make_tokenizer
 
+from lemon_jax.spec import ROLES, Spec
 from lemon_jax.spec.grammar import DEAD, END, ByteGrammar, byte_grammar
 
 
@@ -79,3 +80,14 @@ def compiled(tokenizer):
         eos_id=tokenizer.eos_id,
         encode=tokenizer.encode,
     )
+
+
+def fixes(spec: Spec, choice: str) -> bool:
+    """Whether a spec leaves nothing of this choice, read off the spec itself."""
+    ids = [agent.id for agent in spec.agents]
+    if choice == "structure":
+        before = [(), *((i,) for i in ids[:-1])]
+        return spec.output == ids[-1] and [agent.depends_on for agent in spec.agents] == before
+    if choice == "capacity":
+        return all(a.capacity == ("medium" if ROLES[a.role].llm else "small") for a in spec.agents)
+    return all((a.name, a.duty) == (ROLES[a.role].title, ROLES[a.role].default_duty) for a in spec.agents)

@@ -11,7 +11,7 @@ from lemon_jax.runtime.prompts import (
     fixed_prefix,
     render_options,
 )
-from lemon_jax.runtime.repeats import repeat_indices
+from lemon_jax.runtime.repeats import places_of_sample, repeat_indices
 from lemon_jax.runtime.store import CallStore, call_key, read_recording, write_recording
 
 __all__ = [
@@ -31,6 +31,7 @@ __all__ = [
     "call_cost",
     "call_key",
     "fixed_prefix",
+    "places_of_sample",
     "read_recording",
     "render_options",
     "repeat_indices",

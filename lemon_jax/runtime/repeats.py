@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lemon_jax.spec import Spec, order
+from lemon_jax.spec import MAX_AGENTS, Spec, order
 
 
 def repeat_indices(spec: Spec, kept: Mapping[str, int] | None = None) -> dict[str, int]:
@@ -31,3 +31,15 @@ def repeat_indices(spec: Spec, kept: Mapping[str, int] | None = None) -> dict[st
         places.add(place)
         out[agent_id] = place
     return out
+
+
+def places_of_sample(places: Mapping[str, int], sample: int) -> dict[str, int]:
+    """Where the same agents stand in another execution of the same spec: behind all places of earlier ones.
+
+    Sample 0 is the spec as it is executed without more ado. In each other one every agent asks for replies of
+    its own; a capacity's greedy reply is in sample 0 alone.
+
+    In:  {"a1": 0, "a2": 1}, sample 2
+    Out: {"a1": 32, "a2": 33}
+    """
+    return {agent_id: place + sample * MAX_AGENTS for agent_id, place in places.items()}

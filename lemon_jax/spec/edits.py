@@ -21,6 +21,15 @@ from .types import CAPACITIES, Agent, Spec
 
 FAMILIES = ("delete_dependency", "restore_duty", "lower_capacity")
 OPT_IN_FAMILIES = ("add_dependency", "change_role", "raise_capacity")
+# The choice of the policy that each family edits; see `grammar` for languages without one.
+CHOICE_OF = {
+    "delete_dependency": "structure",
+    "restore_duty": "role",
+    "lower_capacity": "capacity",
+    "add_dependency": "structure",
+    "change_role": "role",
+    "raise_capacity": "capacity",
+}
 
 
 @dataclass(frozen=True, kw_only=True)

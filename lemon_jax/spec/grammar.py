@@ -4,6 +4,10 @@ It accepts what `dump` writes for a spec whose ids are a1, a2, ... in order, who
 rising order, and whose names and duties keep within their bounds; every text it accepts is strictly valid.
 It is unrolled over the agents, because an agent may refer to the agents before it only. Bounds are not
 unrolled: a state within a text has the bound beside it, and whoever walks counts.
+
+For ablations some choices may be fixed (`CHOICES`), which leaves a smaller language of the same texts:
+"capacity", all workers are FIXED_CAPACITY; "role", an agent has its base role's own name and duty;
+"structure", each agent reads the one before it, and the last one answers.
 """
 
 from __future__ import annotations
@@ -12,23 +16,23 @@ import inspect
 import json
 import sys
 import unicodedata
-from collections.abc import Hashable
+from collections.abc import Collection, Hashable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from . import text_states as text_states_module
+from .base_role import BaseRole
 from .check import HIDDEN
-from .dump import ESCAPED
+from .dump import ESCAPED, quote
 from .reader import FORBIDDEN, MAX_AGENTS, MAX_BYTES
 from .roles import ROLES
 from .text_states import CLOSED, EMPTY, bytes_to_close, text_states
-from .types import CAPACITIES, VERSION
+from .types import CAPACITIES, CHOICES, VERSION
 
-GRAMMAR_VERSION = (
-    1  # to be raised when the language of this module changes otherwise than by its limits and roles
-)
 NAME_BYTES, DUTY_BYTES = 80, 640  # between the quotes, as written; 16 agents of such texts stay below 16 KiB
+FIXED_CAPACITY = "medium"  # that of the baselines
+TOOL_CAPACITY = "small"  # means nothing where no worker is asked; what the teacher writes
 END = 256  # the symbol after the last byte
 DEAD = 0
 
@@ -46,23 +50,25 @@ class ByteGrammar(NamedTuple):
     stride: int
 
 
-def language_key() -> str:
+def language_key(fixed: Collection[str] = ()) -> str:
     """Tells languages apart without building their automata: by what they are made from."""
-    roles = {name: role.llm for name, role in ROLES.items()}
+    roles = {name: [role.llm, role.title, role.default_duty] for name, role in ROLES.items()}
     made_by = [inspect.getsource(module) for module in (text_states_module, sys.modules[__name__])]
     characters = [FORBIDDEN.pattern, ESCAPED.pattern, HIDDEN.pattern, unicodedata.unidata_version]
-    return json.dumps([VERSION, MAX_AGENTS, CAPACITIES, roles, characters, made_by])
+    return json.dumps([VERSION, MAX_AGENTS, CAPACITIES, roles, characters, made_by, sorted(fixed)])
 
 
 Place = Hashable  # what a state stands for within its agent
 
 
-def byte_grammar(max_agents: int = MAX_AGENTS) -> ByteGrammar:
-    """The automaton for specs of at most `max_agents` agents.
+def byte_grammar(max_agents: int = MAX_AGENTS, fixed: Collection[str] = ()) -> ByteGrammar:
+    """The automaton for specs of at most `max_agents` agents, without the choices that are `fixed`.
 
-    Raises ValueError if specs within the bounds could exceed the language's 16 KiB.
+    Raises ValueError if specs within the bounds could exceed the language's 16 KiB, or for an unknown choice.
     """
-    builder = _Builder(max_agents)
+    if unknown := set(fixed) - {*CHOICES}:
+        raise ValueError(f"unknown choices {', '.join(sorted(unknown))}, there are {', '.join(CHOICES)}")
+    builder = _Builder(max_agents, frozenset(fixed))
     builder.literal(0, "begin", f"version: {VERSION}\nagents:\n", 1, "agent")
     for k in range(1, max_agents + 1):
         builder.agent(k)
@@ -79,8 +85,9 @@ def byte_grammar(max_agents: int = MAX_AGENTS) -> ByteGrammar:
 class _Builder:
     """Edges between (agent, place); agent 0 is the head of the text."""
 
-    def __init__(self, max_agents: int):
+    def __init__(self, max_agents: int, fixed: frozenset[str]):
         self.max_agents = max_agents
+        self.fixed = fixed
         self.places: dict[Place, int] = {"dead": DEAD}
         self.edges: list[tuple[int, int, int, int, int]] = []
         self.fields: list[tuple[int, int, int, int]] = []  # agent, place, bound, need
@@ -113,24 +120,52 @@ class _Builder:
             here = ("newline" if i == len(head) - 1 else ("id", i)) if i else "agent"
             after = "id end" if i == len(head) - 1 else ("newline" if i == len(head) - 2 else ("id", i + 1))
             self.edge(k, here, byte, k, after)
+        # A tool works on what others found, so the first agent is none.
+        roles = [role for role in ROLES.values() if role.llm or k > 1]
+        if "role" in self.fixed:
+            self.base_roles(k, roles)
+        else:
+            self.own_roles(k, roles)
+        for tool in (False, True) if k > 1 else (False,):
+            for capacity in self.capacities(tool=tool):
+                self.literal(k, ("capacity", tool), f"{capacity}\n", k, ("capacity end", tool))
+            self.literal(k, ("capacity end", tool), "    depends_on: [", k, ("list", tool))
+        if "structure" in self.fixed:
+            self.the_one_before(k)
+        else:
+            self.dependencies(k)
+        self.edge(k, "list end", ord("\n"), k, "next")
+        if k < self.max_agents:
+            self.edge(k, "next", ord(" "), k + 1, ("id", 1))
+
+    def own_roles(self, k: int, roles: Sequence[BaseRole]) -> None:
+        """A name, a base role and a duty, the texts free."""
         self.literal(k, "id end", '    name: "', k, ("name", EMPTY))
         self.free_text(k, "name", NAME_BYTES, "name end")
         self.literal(k, "name end", "\n    role: ", k, "role")
-        for role in ROLES.values():
-            tool = not role.llm
-            if not (tool and k == 1):  # a tool works on what others found
-                self.literal(k, "role", f"{role.name}\n", k, ("role end", tool))
+        for role in roles:
+            self.literal(k, "role", f"{role.name}\n", k, ("role end", not role.llm))
         for tool in (False, True) if k > 1 else (False,):
             self.literal(k, ("role end", tool), '    duty: "', k, (("duty", tool), EMPTY))
             self.free_text(k, ("duty", tool), DUTY_BYTES, ("duty end", tool))
             self.literal(k, ("duty end", tool), "\n    capacity: ", k, ("capacity", tool))
-            for capacity in CAPACITIES:
-                self.literal(k, ("capacity", tool), f"{capacity}\n", k, ("capacity end", tool))
-            self.literal(k, ("capacity end", tool), "    depends_on: [", k, ("list", tool))
-        self.dependencies(k)
-        self.edge(k, "list end", ord("\n"), k, "next")
-        if k < self.max_agents:
-            self.edge(k, "next", ord(" "), k + 1, ("id", 1))
+
+    def base_roles(self, k: int, roles: Sequence[BaseRole]) -> None:
+        """A base role with its own name and duty; the name comes first, so it decides."""
+        for role in roles:
+            texts = {"name": quote(role.title), "role": role.name, "duty": quote(role.default_duty)}
+            lines = "".join(f"    {key}: {text}\n" for key, text in texts.items())
+            self.literal(k, "id end", f"{lines}    capacity: ", k, ("capacity", not role.llm))
+
+    def capacities(self, *, tool: bool) -> Sequence[str]:
+        if "capacity" not in self.fixed:
+            return CAPACITIES
+        return (TOOL_CAPACITY,) if tool else (FIXED_CAPACITY,)
+
+    def the_one_before(self, k: int) -> None:
+        """A chain: the first agent reads nobody."""
+        for tool in (False, True) if k > 1 else (False,):
+            self.literal(k, ("list", tool), f"a{k - 1}]" if k > 1 else "]", k, "list end")
 
     def dependencies(self, k: int) -> None:
         """Rising numbers below k. A place holds the last number and the digits of the one that is begun."""
@@ -156,7 +191,7 @@ class _Builder:
     def output(self, k: int) -> None:
         """The last line, which names one of k agents."""
         self.literal(k, "next", "output: a", k, "output")
-        for n in range(1, k + 1):
+        for n in (k,) if "structure" in self.fixed else range(1, k + 1):
             self.literal(k, "output", f"{n}\n", k, "done")
         self.edge(k, "done", END, k, "ended")
 
@@ -167,6 +202,6 @@ class _Builder:
         k, place, symbol, to_k, to = np.array(self.edges, np.int32).T
         table[k * stride + place, symbol] = to_k * stride + to
         bound, need = np.zeros((2, states), np.int32)
-        k, place, bounds, needs = np.array(self.fields, np.int32).T
+        k, place, bounds, needs = np.array(self.fields, np.int32).reshape(-1, 4).T
         bound[k * stride + place], need[k * stride + place] = bounds, needs
         return ByteGrammar(table, bound, need, start=self.places["begin"], stride=stride)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 CAPACITIES = ("small", "medium", "large")  # in rising order; lowering goes left
+CHOICES = ("capacity", "role", "structure")  # what a policy decides of an agent; see `grammar`
 VERSION = 1
 
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import ACCEPTED
-from lemon_jax.spec import DEFAULT_BASELINES, FAMILIES
+from lemon_jax.spec import CHOICE_OF, DEFAULT_BASELINES, FAMILIES
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.grading import Grader
 from lemon_jax.train.rewards import RewardConfig
@@ -88,10 +88,15 @@ class RunConfig:
     tasks_per_step: int = 4
     group: int = 4
     edits_per_step: int = 4  # counterfactual executions a step; 0 without counterfactuals
+    edits_per_rollout: int = 1  # different edits of one spec; a second one only when every spec has one
+    contrast_samples: int = 1  # executions of an original and of its edit; from 2 on D has a standard error
+    noise_gate: float = 0.0  # contrasts within so many standard errors of 0 are not learned from; 0: off
+    common_random_numbers: bool = True  # an edited spec asks its workers with the original's sample indices
     edit_families: str = ",".join(FAMILIES)  # what an edit may change; opt-in ones: see lemon_jax.spec.edits
     edit_sampling: Literal["adaptive", "uniform"] = "adaptive"  # of a family: by its contrasts, or evenly
     updates_per_step: int = 2  # passes over a step's specs; from the second on the ratios are clipped
     constrained: bool = False  # specs are sampled, and scored, within the canonical spec language
+    fixed_choices: str = ""  # some of lemon_jax.spec.CHOICES, which that language then leaves out (ablations)
     eval_tasks: int = 50
     accept_isolation: str = ACCEPTED  # the lowest under which an answer's code may run
     baselines: str = ",".join(DEFAULT_BASELINES)  # to evaluate beside the policy; also "all" and "none"
@@ -110,10 +115,17 @@ class RunConfig:
         return self.tasks_per_step * self.group
 
     @property
+    def fixed(self) -> frozenset[str]:
+        """The names in `fixed_choices`."""
+        return frozenset(name.strip() for name in self.fixed_choices.split(",") if name.strip())
+
+    @property
     def edit_sampler(self) -> EditSampler:
-        """The sampler of edits that a run begins with."""
-        families = tuple(name.strip() for name in self.edit_families.split(","))
-        floor = min(EditSampler.floor, 0.5 / len(families))  # with many families, half of it is still free
+        """The sampler of edits that a run begins with; none of them leaves the language of the run."""
+        named = (name.strip() for name in self.edit_families.split(","))
+        families = tuple(name for name in named if CHOICE_OF.get(name) not in self.fixed)
+        # With many families, half of the probability is still free.
+        floor = min(EditSampler.floor, 0.5 / max(1, len(families)))
         return EditSampler(families=families, floor=floor, adaptive=self.edit_sampling == "adaptive")
 
     @property

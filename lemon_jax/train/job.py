@@ -140,6 +140,7 @@ class Job:
                     "seed": self.config.seed,
                     "steps": self.config.steps,
                     "constrained": self.config.constrained,
+                    **({"fixed_choices": sorted(self.config.fixed)} if self.config.fixed else {}),
                     "config_sha256": self.config.sha256(),
                     **self._simulated(),
                 }

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from lemon_jax.bench import SOURCES
 from lemon_jax.errors import LemonError
-from lemon_jax.spec import FAMILIES, OPT_IN_FAMILIES, baseline_names
+from lemon_jax.spec import CHOICES, FAMILIES, OPT_IN_FAMILIES, baseline_names
 from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.rewards import RewardConfig
 
@@ -27,6 +27,8 @@ _COUNTS = (
     "tasks_per_step",
     "group",
     "edits_per_step",
+    "edits_per_rollout",
+    "contrast_samples",
     "updates_per_step",
     "eval_tasks",
     "checkpoint_every",
@@ -81,10 +83,11 @@ def check_counts(config: RunConfig) -> None:
         for name in _COUNTS
         if getattr(config, name) < low.get(name, 1)
     ]
-    if config.edits_per_step > config.specs_per_step:
+    if config.edits_per_step > config.specs_per_step * max(1, config.edits_per_rollout):
         faults.append(
             f"edits-per-step is {config.edits_per_step}, "
-            f"a step has only {config.specs_per_step} specs to edit"
+            f"a step has only {config.specs_per_step} specs to edit, "
+            f"each {config.edits_per_rollout} times at most (edits-per-rollout)"
         )
     if config.best_fixed and not config.steps and not config.search_tokens:
         faults.append(
@@ -99,6 +102,7 @@ def check_counts(config: RunConfig) -> None:
             f"edit-families is {config.edit_families!r}, expected some of "
             f"{', '.join((*FAMILIES, *OPT_IN_FAMILIES))}, each once"
         )
+    faults += _contrast_faults(config) + _choice_faults(config)
     try:
         baseline_names(config.baselines)
     except LemonError as fault:
@@ -115,6 +119,35 @@ def check_counts(config: RunConfig) -> None:
             faults.append(f"update.{name} is {getattr(update, name)}, it must be finite and not negative")
     if faults:
         raise LemonError("; ".join(faults))
+
+
+def _contrast_faults(config: RunConfig) -> list[str]:
+    faults = []
+    if not 0 <= config.noise_gate < math.inf:
+        faults.append(f"noise-gate is {config.noise_gate}, it must be finite and not negative")
+    if config.noise_gate and config.contrast_samples < 2:
+        faults.append(
+            f"noise-gate is {config.noise_gate} with one sample of a contrast, which has no standard error; "
+            "give contrast-samples = 2 or more"
+        )
+    return faults
+
+
+def _choice_faults(config: RunConfig) -> list[str]:
+    faults = []
+    if unknown := sorted(config.fixed - {*CHOICES}):
+        faults.append(f"fixed-choices has {', '.join(unknown)}, expected some of {', '.join(CHOICES)}")
+    if config.fixed and not config.constrained:
+        faults.append(
+            f"fixed-choices is {config.fixed_choices!r} without constrained: only the grammar keeps a choice "
+            "from the policy; give both or neither"
+        )
+    if config.edits_per_step and not config.edit_sampler.families:
+        faults.append(
+            f"edits-per-step is {config.edits_per_step}, and all edit-families edit what fixed-choices "
+            "fixes; give other families, or edits-per-step = 0"
+        )
+    return faults
 
 
 def _lora_faults(config: RunConfig) -> list[str]:

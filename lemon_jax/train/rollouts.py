@@ -12,12 +12,20 @@ import numpy as np
 
 from lemon_jax.bench import Task
 from lemon_jax.orchestrator import Rollout
-from lemon_jax.runtime import CallStore, Executor, repeat_indices
-from lemon_jax.spec import Edit, applicable, edges, parse
+from lemon_jax.runtime import CallStore, Executor
+from lemon_jax.spec import Edit, Parsed, edges, parse
 from lemon_jax.train.config import RunConfig
+from lemon_jax.train.contrasts import (
+    Contrast,
+    Sample,
+    choose_edits,
+    contrast_facts,
+    contrast_metrics,
+    places_of_edited,
+    places_of_original,
+)
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.evaluate import Scored, Share, Work, alone, count_calls, execute, record
-from lemon_jax.train.grading import Grader
 from lemon_jax.train.regret import Regret
 from lemon_jax.train.rewards import Reward, reward_of
 
@@ -34,17 +42,6 @@ def tasks_of_step(tasks: Sequence[Task], config: RunConfig, step: int) -> list[T
 
 
 @dataclass(frozen=True, kw_only=True)
-class Contrast:
-    """An edited spec, executed: D = R(original) - R(edited), NaN if either was masked."""
-
-    index: int  # of the rollout
-    edit: Edit
-    scored: Scored
-    reward: Reward
-    difference: float
-
-
-@dataclass(frozen=True, kw_only=True)
 class StepOutcome:
     """All that one step learned from the workers."""
 
@@ -52,27 +49,18 @@ class StepOutcome:
     rollouts: list[Rollout]
     scored: list[Scored]
     rewards: list[Reward]
+    resampled: dict[int, list[Sample]]  # of edited rollouts, by index: their samples 1, 2, ... of contrasts
     contrasts: list[Contrast]
+
+    @property
+    def for_contrasts(self) -> list[Sample]:
+        """All executions that only contrasts needed."""
+        edited = [s for c in self.contrasts for s in c.samples]
+        return [s for samples in self.resampled.values() for s in samples] + edited
 
     def totals(self) -> np.ndarray:
         """Rewards [B]; NaN where masked."""
         return np.array([r.total for r in self.rewards])
-
-
-def choose_edits(
-    rollouts: Sequence[Rollout], count: int, sampler: EditSampler, rng: random.Random
-) -> list[tuple[int, Edit]]:
-    """At most `count` edits, each of another rollout, before any of them is executed."""
-    order = [i for i, r in enumerate(rollouts) if r.valid]
-    rng.shuffle(order)
-    chosen: list[tuple[int, Edit]] = []
-    for index in order:
-        if len(chosen) == count:
-            break
-        edit = sampler.draw(applicable(rollouts[index].parsed, sampler.families), rng)
-        if edit is not None:
-            chosen.append((index, edit))
-    return chosen
 
 
 async def run_step(
@@ -87,65 +75,71 @@ async def run_step(
     """Execute a step's specs and their edits, all together, or as `share` has them executed.
 
     An edited spec asks its workers with the same seeds as the original (common random numbers), and
-    agents that the edit does not affect are answered by the call store.
+    agents that the edit does not affect are answered by the call store. With several samples of a contrast,
+    specs with an edit are executed as often; their rewards remain those of their first execution, by which
+    alone all specs of a task are compared alike.
     """
     rng = random.Random(f"edits-{config.seed}-{step}")
-    edits = choose_edits(rollouts, config.edits_per_step, sampler, rng)
-    scope = scope_of(step)
+    edits = choose_edits(rollouts, config.edits_per_step, sampler, rng, per_rollout=config.edits_per_rollout)
+    samples = config.contrast_samples
+    again = [(i, k) for i in dict.fromkeys(i for i, _ in edits) for k in range(1, samples)]
     per_rollout = [tasks[i // config.group] for i in range(len(rollouts))]
-    grader = config.grader
-    work = [
-        Work(t.prompt(), i, partial(_maybe_execute, executor, t, rollouts[i], scope, grader))
-        for i, t in enumerate(per_rollout)
-    ]
+    scope, grader = scope_of(step), config.grader
+
+    def work_on(i: int, parsed: Parsed, places: dict[str, int] | None = None) -> Work:
+        task = per_rollout[i]
+        return Work(task.prompt(), i, partial(execute, executor, task, parsed, scope, grader, places))
+
+    work = [work_on(i, _as_written(rollout)) for i, rollout in enumerate(rollouts)]
+    work += [work_on(i, rollouts[i].parsed, places_of_original(rollouts[i], k)) for i, k in again]
     for i, edit in edits:
-        edited_spec = partial(_execute_edited, executor, per_rollout[i], rollouts[i], edit, scope, grader)
-        work.append(Work(per_rollout[i].prompt(), i, edited_spec))
-    results = await share(work)
-    scored, edited = results[: len(rollouts)], results[len(rollouts) :]
+        parsed = parse(edit.text)
+        places = [places_of_edited(rollouts[i], edit, k, config) for k in range(samples)]
+        work += [work_on(i, parsed, each) for each in places]
+
+    results = iter(await share(work))
+    scored = [next(results) for _ in rollouts]
     rewards = [reward_of(config.reward, s, valid=r.valid) for s, r in zip(scored, rollouts, strict=True)]
-    contrasts = []
-    for (index, edit), outcome in zip(edits, edited, strict=True):
-        value = reward_of(config.reward, outcome)
-        contrasts.append(
-            Contrast(
-                index=index,
-                edit=edit,
-                scored=outcome,
-                reward=value,
-                difference=rewards[index].total - value.total,
-            )
+
+    def sample() -> Sample:
+        outcome = next(results)
+        return Sample(scored=outcome, reward=reward_of(config.reward, outcome))
+
+    resampled: dict[int, list[Sample]] = {}
+    for i, _ in again:
+        resampled.setdefault(i, []).append(sample())
+    contrasts = [
+        Contrast(
+            index=i,
+            edit=edit,
+            originals=(rewards[i], *(s.reward for s in resampled.get(i, []))),
+            samples=tuple(sample() for _ in range(samples)),
+            noise_gate=config.noise_gate,
         )
-    return StepOutcome(tasks=tasks, rollouts=rollouts, scored=scored, rewards=rewards, contrasts=contrasts)
-
-
-def _kept(rollout: Rollout, edit: Edit) -> dict[str, int]:
-    """The places among equals of the agents that the edit leaves alone, as in the original."""
-    assert rollout.parsed.spec is not None  # only valid specs are edited
-    places = repeat_indices(rollout.parsed.spec)
-    return {agent: place for agent, place in places.items() if agent != edit.agent_id}
+        for i, edit in edits
+    ]
+    return StepOutcome(
+        tasks=tasks,
+        rollouts=rollouts,
+        scored=scored,
+        rewards=rewards,
+        resampled=resampled,
+        contrasts=contrasts,
+    )
 
 
 def scope_of(step: int) -> str:
     return f"train:{step}"
 
 
-async def _maybe_execute(
-    executor: Executor, task: Task, rollout: Rollout, scope: str, grader: Grader
-) -> Scored:
+def _as_written(rollout: Rollout) -> Parsed:
     """In training only a spec that is valid as written is executed: the reward sees the strict verdict."""
-    parsed = rollout.parsed if rollout.valid else replace(rollout.parsed, spec=None, strict_ok=False)
-    return await execute(executor, task, parsed, scope, grader)
-
-
-async def _execute_edited(
-    executor: Executor, task: Task, rollout: Rollout, edit: Edit, scope: str, grader: Grader
-) -> Scored:
-    return await execute(executor, task, parse(edit.text), scope, grader, _kept(rollout, edit))
+    return rollout.parsed if rollout.valid else replace(rollout.parsed, spec=None, strict_ok=False)
 
 
 def execution_rows(outcome: StepOutcome, config: RunConfig, step: int) -> list[dict[str, Any]]:
-    """The step's lines of executions.jsonl: rollouts in order, then edits in order."""
+    """The step's lines of executions.jsonl: rollouts in order, then more samples of them for contrasts, then
+    edits in order, each with all its samples."""
     rows = [
         record(
             s,
@@ -161,23 +155,37 @@ def execution_rows(outcome: StepOutcome, config: RunConfig, step: int) -> list[d
             zip(outcome.scored, outcome.rewards, outcome.rollouts, strict=True)
         )
     ]
+    for i, samples in outcome.resampled.items():
+        rows += [_extra_row(s, i, config, step) | {"sample": k} for k, s in enumerate(samples, start=1)]
     for c in outcome.contrasts:
-        row = record(
-            c.scored,
-            phase="counterfactual",
-            method="lemon",
-            step=step,
-            reward=c.reward.to_dict(),
-            group_index=c.index % config.group,
-            edit=c.edit,
-        )
-        row["contrast"] = None if np.isnan(c.difference) else round(c.difference, 6)
-        rows.append(row)
+        for k, s in enumerate(c.samples):
+            number = {"sample": k} if len(c.samples) > 1 else {}
+            rows.append(_extra_row(s, c.index, config, step, c.edit) | number | contrast_facts(c))
     return rows
 
 
+def _extra_row(
+    sample: Sample, index: int, config: RunConfig, step: int, edit: Edit | None = None
+) -> dict[str, Any]:
+    """The line of an execution that a contrast needed, of rollout `index` or of an edit of it."""
+    return record(
+        sample.scored,
+        phase="counterfactual",
+        method="lemon",
+        step=step,
+        reward=sample.reward.to_dict(),
+        group_index=index % config.group,
+        edit=edit,
+    )
+
+
 def step_metrics(
-    outcome: StepOutcome, store: CallStore, sampler: EditSampler, step: int, regret: Regret | None = None
+    outcome: StepOutcome,
+    store: CallStore,
+    sampler: EditSampler,
+    config: RunConfig,
+    step: int,
+    regret: Regret | None = None,
 ) -> dict[str, Any]:
     """What the workers' side of a step amounts to; means are over valid, unmasked executions, but those of
     `reward`, `invalid_rate` and `regret` over all that are known. `regret` needs simulated workers."""
@@ -187,7 +195,8 @@ def step_metrics(
     ]
     specs = [s.parsed.spec for s in executed if s.parsed.spec is not None]
     own = [key for s in outcome.scored for key in s.call_keys()]
-    theirs = [key for c in outcome.contrasts for key in c.scored.call_keys()]
+    extra_samples = outcome.for_contrasts
+    theirs = [key for s in extra_samples for key in s.scored.call_keys()]
     calls = count_calls(store, scope_of(step), own)
     extra = count_calls(store, scope_of(step), theirs, known=own)
     known = totals[~np.isnan(totals)]
@@ -202,9 +211,8 @@ def step_metrics(
         "dependencies_per_spec": _mean([float(edges(s)) for s in specs]),
         "completion_length": _mean([float(len(r.token_ids)) for r in outcome.rollouts]),
         "executions": sum(s.execution is not None for s in outcome.scored),
-        "counterfactual_executions": len(outcome.contrasts),
-        "infra_failed": sum(r.masked for r in outcome.rewards)
-        + sum(c.reward.masked for c in outcome.contrasts),
+        "counterfactual_executions": len(extra_samples),
+        "infra_failed": sum(r.masked for r in outcome.rewards) + sum(s.reward.masked for s in extra_samples),
         "worker_tokens": calls.tokens + extra.tokens,
         "counterfactual_tokens": extra.tokens,
         "cached_calls": calls.cached + extra.cached,
@@ -221,6 +229,8 @@ def step_metrics(
         sizes = [abs(c.difference) for c in outcome.contrasts if c.edit.family == family]
         metrics[f"contrast/{family}"] = _mean([x for x in sizes if not np.isnan(x)])
         metrics[f"edit_prob/{family}"] = p[family]
+    if config.contrast_samples > 1:
+        metrics |= contrast_metrics(outcome.contrasts, noise_gate=config.noise_gate)
     return metrics
 
 

@@ -62,6 +62,7 @@ class Trainer:
     checkpoints: str | None = None  # where they lie; in the run directory unless given
 
     def __post_init__(self) -> None:
+        self.policy = self.policy.within(self.config.fixed)
         decoder = self.policy.decoder
         if self.config.lora_rank:
             decoder = add_lora(
@@ -147,10 +148,10 @@ class Trainer:
         share = partial(self.hosts.share, self.store)
         outcome = await run_step(self.executor, self.config, step, tasks, rollouts, self._sampler, share)
         executed = time.monotonic()
-        metrics = step_metrics(outcome, self.store, self._sampler, step, self.regret)
+        metrics = step_metrics(outcome, self.store, self._sampler, self.config, step, self.regret)
         metrics |= self._update(outcome, step)
         self._sampler = self._sampler.updated(
-            [(c.edit.family, c.difference) for c in outcome.contrasts if not np.isnan(c.difference)]
+            [(c.edit.family, c.size) for c in outcome.contrasts if not np.isnan(c.size)]
         )
         self.run.append(EXECUTIONS, execution_rows(outcome, self.config, step))
         self.run.append(METRICS, [metrics])
@@ -164,9 +165,8 @@ class Trainer:
         known = [c for c in outcome.contrasts if not np.isnan(c.difference)]
         spell = self.policy.spell if self.config.constrained else None
         spans = [span_tokens(self.policy.tokenizer, outcome.rollouts[c.index], c.edit, spell) for c in known]
-        edits = [
-            (c.index, span, c.difference) for c, span in zip(known, spans, strict=True) if span is not None
-        ]
+        found = [(c, span) for c, span in zip(known, spans, strict=True) if span is not None]
+        edits = [(c.index, span, c.difference) for c, span in found if not c.gated]
         batch = make_batch(
             outcome.rollouts,
             group_advantages(totals, self.config.group, scale=self.config.update.advantage_scale),
@@ -204,7 +204,7 @@ class Trainer:
         metrics |= {"frac_reward_zero_std": zero_std_fraction(totals, self.config.group)}
         if self.config.constrained:
             # Edits for which the sampled spec left too few tokens: their contrasts have no span to score.
-            metrics["spans_beyond_max_new"] = len(known) - len(edits)
+            metrics["spans_beyond_max_new"] = len(known) - len(found)
         return metrics
 
     def save_policy(self, manifest: dict[str, Any]) -> Orchestrator:

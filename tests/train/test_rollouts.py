@@ -11,10 +11,10 @@ from policy_helpers import ALONE, CHECKED, SOLVER, TASKS, rollout, teacher_specs
 from lemon_jax.runtime import CallStore
 from lemon_jax.spec import applicable, dump, edges
 from lemon_jax.train.config import RunConfig
+from lemon_jax.train.contrasts import choose_edits
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.evaluate import count_calls
 from lemon_jax.train.rollouts import (
-    choose_edits,
     execution_rows,
     run_step,
     scope_of,
@@ -36,7 +36,7 @@ def _step(rollouts, *, store=None, config=CONFIG, step=0, **options):
     """(outcome, metrics, lines, calls sent)."""
     with workers(store, **options) as (executor, calls, pool):
         outcome = asyncio.run(run_step(executor, config, step, list(TASKS[:2]), rollouts, EditSampler()))
-        metrics = step_metrics(outcome, calls, EditSampler(), step)
+        metrics = step_metrics(outcome, calls, EditSampler(), config, step)
         return outcome, metrics, execution_rows(outcome, config, step), pool.num_calls
 
 
@@ -87,8 +87,9 @@ def test_rewards_contrasts_and_metrics_of_a_step(rollouts):
     assert outcome.scored[4].execution is None
     assert len(outcome.contrasts) == 3
     for c in outcome.contrasts:
-        assert c.difference == totals[c.index] - c.reward.total
-        assert c.scored.parsed.spec == c.edit.spec
+        (edited,) = c.samples
+        assert c.difference == totals[c.index] - edited.reward.total
+        assert edited.scored.parsed.spec == c.edit.spec
     assert totals[0] == totals[2]  # the same spec on the same task
     assert metrics["invalid_rate"] == pytest.approx(1 / 6)
     assert metrics["executions"] == 5
@@ -143,7 +144,7 @@ def test_a_partial_failure_masks_only_what_it_touched(rollouts):
     masked = np.isnan(partial.totals())
     assert 0 < masked.sum() < 5
     np.testing.assert_array_equal(partial.totals()[~masked], whole.totals()[~masked])
-    touched = masked.sum() + sum(c.reward.masked for c in partial.contrasts)
+    touched = masked.sum() + sum(c.samples[0].reward.masked for c in partial.contrasts)
     assert metrics["infra_failed"] == touched
 
 

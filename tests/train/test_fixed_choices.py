@@ -1,0 +1,92 @@
+"""Runs without a choice: an untrained policy writes, and is edited, within the smaller language."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import jax
+import pytest
+from grammar_helpers import fixes
+from policy_helpers import TASKS, optax_promotion, untrained, workers
+
+from lemon_jax.runtime import CallStore
+from lemon_jax.spec import CHOICE_OF, CHOICES, FAMILIES, OPT_IN_FAMILIES, parse
+from lemon_jax.train.config import RunConfig, UpdateConfig
+from lemon_jax.train.run_dir import EXECUTIONS, METRICS, RunDir
+from lemon_jax.train.trainer import Trainer
+
+CONFIG = RunConfig(
+    bench="multiarith",
+    workers="scripted",
+    constrained=True,
+    steps=2,
+    tasks_per_step=2,
+    edits_per_step=6,
+    edits_per_rollout=2,
+    edit_families=",".join((*FAMILIES, *OPT_IN_FAMILIES)),
+    checkpoint_every=1,
+    update=UpdateConfig(learning_rate=2e-3, temperature=1.0),
+)
+
+
+@pytest.fixture(scope="module")
+def policy(tokenizer):
+    return untrained(tokenizer, max_new=200, layers=1)
+
+
+@pytest.mark.parametrize("fixed", [*((name,) for name in CHOICES), CHOICES], ids="-".join)
+def test_all_specs_of_an_untrained_policy_are_valid_and_without_the_choice(policy, fixed):
+    texts = [t.prompt() for t in TASKS[:4]]
+    within = policy.within(fixed)
+    sampled = within.write(texts, jax.random.key(1), group=8, constrained=True)
+    for rollout in [*sampled, *within.write_greedy(texts, constrained=True)]:
+        assert rollout.valid
+        assert all(fixes(rollout.parsed.spec, name) for name in fixed)
+    assert len({r.text for r in sampled}) > 16
+    # The policy that it came from still writes the whole language.
+    free = policy.write(texts, jax.random.key(1), group=8, constrained=True)
+    assert not all(fixes(r.parsed.spec, name) for r in free for name in fixed)
+
+
+def _train(policy, folder, config, *, steps=None, resume=False):
+    """The rows of executions.jsonl after training; `steps` stops it earlier."""
+    run = RunDir.open(folder)[0] if resume else RunDir.create(folder, {"config": config.to_dict()})
+    store = CallStore(folder / "calls.sqlite")
+    with workers(store) as (executor, _, _), optax_promotion():
+        shorter = config if steps is None else replace(config, steps=steps)
+        trainer = Trainer(config=shorter, policy=policy, tasks=TASKS, executor=executor, store=store, run=run)
+        try:
+            if resume:
+                trainer.resume()
+            asyncio.run(trainer.train(type("Quiet", (), {"advance": lambda *_, **__: None})()))
+        finally:
+            trainer.close()
+            store.close()
+    rows = (folder / EXECUTIONS).read_text(), (folder / METRICS).read_text()
+    return [[json.loads(line) for line in text.splitlines()] for text in rows]
+
+
+def test_a_run_stays_within_and_edits_only_what_it_may_choose(policy, tmp_path):
+    config = replace(CONFIG, fixed_choices="capacity", contrast_samples=2, noise_gate=1.0)
+    rows, metrics = _train(policy, tmp_path / "run", config)
+    assert all(fixes(parse(row["spec"]).spec, "capacity") for row in rows)
+    assert all(row["valid"] for row in rows)
+    families = {row["edit"]["family"] for row in rows if "edit" in row}
+    assert families
+    assert {CHOICE_OF[family] for family in families} <= {"role", "structure"}
+    assert [m["invalid_rate"] for m in metrics] == [0, 0]
+    assert all(m["sampling_gap"] < 1e-5 for m in metrics)
+    assert not any("capacity" in name for m in metrics for name in m)
+    assert all(m["frac_contrast_gated"] >= 0 for m in metrics)
+    # Stopped after a step and taken up again, it is the same run.
+    _train(policy, tmp_path / "stopped", config, steps=1)
+    assert _train(policy, tmp_path / "stopped", config, resume=True) == [rows, metrics]
+
+
+def test_a_run_may_have_nothing_left_to_edit(policy, tmp_path):
+    config = replace(CONFIG, steps=1, fixed_choices="capacity,role,structure", edits_per_step=0)
+    rows, metrics = _train(policy, tmp_path / "run", config)
+    assert all(fixes(parse(row["spec"]).spec, name) for row in rows for name in CHOICES)
+    assert metrics[0]["counterfactual_executions"] == 0
+    assert config.edit_sampler.families == ()
+    assert _train(policy, tmp_path / "run", config, resume=True) == [rows, metrics]
