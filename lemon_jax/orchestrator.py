@@ -156,6 +156,8 @@ class Orchestrator:
 
     def within(self, fixed_choices: Collection[str]) -> Orchestrator:
         """This policy, whose constrained specs are of the language without these choices (`spec.grammar`)."""
+        if frozenset(fixed_choices) == self.fixed_choices:
+            return self
         other = copy.copy(self)
         other.fixed_choices = frozenset(fixed_choices)
         for name in ("automaton", "constraint"):  # of the other language

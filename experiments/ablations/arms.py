@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from lemon_jax.spec import FAMILIES
+from lemon_jax.spec import FAMILIES, OPT_IN_FAMILIES
 from lemon_jax.train.config import RunConfig, UpdateConfig
 
 # Any key of RunConfig, of its update with a point, or `policy`: "random" for one that saw no spec.
@@ -22,8 +22,13 @@ ARMS: dict[str, Changes] = {
     "no-counterfactuals": {"edits_per_step": 0},
     "no-sft": {"policy": "random"},
     **{f"no-{family.replace('_', '-')}": _without(family) for family in FAMILIES},
+    "no-capacity-choice": {"fixed_choices": "capacity"},
+    "no-role-generation": {"fixed_choices": "role"},
+    "no-structure-choice": {"fixed_choices": "structure"},
     "gradient-form": {"update.counterfactual_form": "gradient"},
+    "no-common-random-numbers": {"common_random_numbers": False},
     "uniform-edits": {"edit_sampling": "uniform"},
+    "all-families": {"edit_families": ",".join((*FAMILIES, *OPT_IN_FAMILIES))},
 }
 
 
