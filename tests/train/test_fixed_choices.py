@@ -10,6 +10,7 @@ from grammar_helpers import fixes
 from policy_helpers import TASKS, optax_promotion, untrained, workers
 
 from lemon_jax.runtime import CallStore
+from lemon_jax.runtime.tools import ProgramResult
 from lemon_jax.spec import CHOICE_OF, CHOICES, FAMILIES, OPT_IN_FAMILIES, parse
 from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, RunDir
@@ -46,6 +47,16 @@ def test_all_specs_of_an_untrained_policy_are_valid_and_without_the_choice(polic
     # The policy that it came from still writes the whole language.
     free = policy.write(texts, jax.random.key(1), group=8, constrained=True)
     assert not all(fixes(r.parsed.spec, name) for r in free for name in fixed)
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch):
+    """Programs are not run: an untrained policy asks for many, and each is a process."""
+
+    async def value(program, *, allow_unsandboxed):
+        return ProgramResult(status="ok", value="7")
+
+    monkeypatch.setattr("lemon_jax.runtime.executor.run_program", value)
 
 
 def _train(policy, folder, config, *, steps=None, resume=False):
