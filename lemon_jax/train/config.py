@@ -127,8 +127,10 @@ class RunConfig:
 
     @property
     def edit_sampler(self) -> EditSampler:
-        """The sampler of edits that a run begins with. A run with no family draws none, and its sampler, which
-        is saved with every checkpoint, holds the default ones."""
+        """The sampler of edits that a run begins with.
+
+        A run with no family draws no edit; its sampler holds the default ones, as a checkpoint needs some.
+        """
         families = self.families or FAMILIES
         floor = min(EditSampler.floor, 0.5 / len(families))  # with many families, half of it is still free
         return EditSampler(families=families, floor=floor, adaptive=self.edit_sampling == "adaptive")
