@@ -120,12 +120,19 @@ class RunConfig:
         return frozenset(name.strip() for name in self.fixed_choices.split(",") if name.strip())
 
     @property
-    def edit_sampler(self) -> EditSampler:
-        """The sampler of edits that a run begins with; none of them leaves the language of the run."""
+    def families(self) -> tuple[str, ...]:
+        """Those of `edit_families` whose edits stay within the language of the run."""
         named = (name.strip() for name in self.edit_families.split(","))
-        families = tuple(name for name in named if CHOICE_OF.get(name) not in self.fixed)
-        # With many families, half of the probability is still free.
-        floor = min(EditSampler.floor, 0.5 / max(1, len(families)))
+        return tuple(name for name in named if CHOICE_OF.get(name) not in self.fixed)
+
+    @property
+    def edit_sampler(self) -> EditSampler:
+        """The sampler of edits that a run begins with.
+
+        A run with no family draws no edit; its sampler holds the default ones, as a checkpoint needs some.
+        """
+        families = self.families or FAMILIES
+        floor = min(EditSampler.floor, 0.5 / len(families))  # with many families, half of it is still free
         return EditSampler(families=families, floor=floor, adaptive=self.edit_sampling == "adaptive")
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -139,7 +139,7 @@ def contrast_metrics(contrasts: Sequence[Contrast], *, noise_gate: float) -> dic
     return metrics
 
 
-def contrast_facts(contrast: Contrast) -> Mapping[str, float | None]:
+def contrast_facts(contrast: Contrast) -> dict[str, float | None]:
     """D and, if there are several samples, its standard error, in the lines of executions.jsonl."""
     facts = {"contrast": contrast.difference}
     if len(contrast.samples) > 1:

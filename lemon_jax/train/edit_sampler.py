@@ -46,9 +46,7 @@ class EditSampler:
         values = {name: ema[self.families.index(name)] for name in families or self.families}
         total = sum(values.values())
         k = len(values)
-        if not k:  # nothing that a run may choose is edited
-            return {}
-        floor = min(self.floor, 1.0 / k)
+        floor = min(self.floor, 1.0 / k) if k else 0.0
         if total <= 0:
             return dict.fromkeys(values, 1.0 / k)
         return {name: floor + (1 - k * floor) * value / total for name, value in values.items()}

@@ -142,7 +142,7 @@ def _choice_faults(config: RunConfig) -> list[str]:
             f"fixed-choices is {config.fixed_choices!r} without constrained: only the grammar keeps a choice "
             "from the policy; give both or neither"
         )
-    if config.edits_per_step and not config.edit_sampler.families:
+    if config.edits_per_step and not config.families:
         faults.append(
             f"edits-per-step is {config.edits_per_step}, and all edit-families edit what fixed-choices "
             "fixes; give other families, or edits-per-step = 0"

@@ -80,7 +80,8 @@ async def run_step(
     alone all specs of a task are compared alike.
     """
     rng = random.Random(f"edits-{config.seed}-{step}")
-    edits = choose_edits(rollouts, config.edits_per_step, sampler, rng, per_rollout=config.edits_per_rollout)
+    count = config.edits_per_step if config.families else 0
+    edits = choose_edits(rollouts, count, sampler, rng, per_rollout=config.edits_per_rollout)
     samples = config.contrast_samples
     again = [(i, k) for i in dict.fromkeys(i for i, _ in edits) for k in range(1, samples)]
     per_rollout = [tasks[i // config.group] for i in range(len(rollouts))]
