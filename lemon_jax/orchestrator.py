@@ -253,6 +253,10 @@ class Orchestrator:
                 samples = sample(*given, **static)
         return self._rollouts(prompts, fetch(samples), group)
 
+    def rollouts(self, task_texts: Sequence[str], samples: Samples, group: int) -> list[Rollout]:
+        """What `write` gave for these tasks, of the `samples` (on the host) that it drew."""
+        return self._rollouts([self.prompt_ids(text) for text in task_texts], samples, group)
+
     def write_greedy(
         self,
         task_texts: Sequence[str],

@@ -1,4 +1,4 @@
-"""A short run, exported and replayed from its recorded calls alone; and what a replay says that goes wrong."""
+"""A short run, exported and replayed from its recorded calls alone; and what is said where that fails."""
 
 from __future__ import annotations
 
