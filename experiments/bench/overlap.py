@@ -86,9 +86,7 @@ def measure(config: RunConfig, policy: Orchestrator, latency_ms: float, folder: 
     off, on = seconds[False], seconds[True]
     best = off["step_s"] - min(off["execute_s"], off["update_s"])
     share, least = on["step_s"] / off["step_s"], best / off["step_s"]
-    print(
-        f"{latency_ms:.0f} ms a call: a step takes {share:.2f} of its time without overlap; at best {least:.2f}"
-    )
+    print(f"{latency_ms:.0f} ms a call: {share:.2f} of the time without overlap; at best {least:.2f}")
 
 
 def curves(config: RunConfig, policy: Orchestrator, seeds: int, folder: Path) -> None:
