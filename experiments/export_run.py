@@ -73,7 +73,8 @@ def check(run: RunDir, manifest: dict[str, Any], out: Path) -> None:
             "calls by export_recording.py, then run it again: only calls that failed are asked anew"
         )
     start = out / config["policy"]
-    digest = read_manifest(start).get("params_sha256") if start.is_dir() else None
+    inside = start.is_dir() and out.resolve() in start.resolve().parents
+    digest = read_manifest(start).get("params_sha256") if inside else None
     if digest != manifest["policy_sha256"]:
         raise LemonError(
             f"{run.path}: it began with the policy {config['policy']}, which {out} does not hold as it was; "

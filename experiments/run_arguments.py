@@ -24,9 +24,7 @@ def parse_arguments(argv: list[str] | None = None, description: str | None = Non
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add(
-        "--bench", metavar="NAME", help=f"{', '.join(BENCHES)}, or all (required, but see --resume, --replay)"
-    )
+    add("--bench", metavar="NAME", help=f"{', '.join(BENCHES)}, or all (but for --resume and --replay)")
     add("--protocol", metavar="NAME", help="full, lemon or gdesigner: task sets, reading of answers (full)")
     add("--preset", default=None, metavar="NAME", help="default, full, paper, or a TOML file (default)")
     add(

@@ -13,13 +13,14 @@ import pytest
 from policy_helpers import TASKS, untrained, workers
 from test_trainer import CONFIG, Progress, _lines, _train, _trainer
 
+from lemon_jax.backends import ScriptedBackend
 from lemon_jax.errors import LemonError
 from lemon_jax.model import params_sha256
 from lemon_jax.runtime import CallStore
 from lemon_jax.train import trainer as trainer_module
 from lemon_jax.train.ahead import pack, unpack
 from lemon_jax.train.hosts import Hosts, Preempted
-from lemon_jax.train.run_dir import METRICS, TIMINGS
+from lemon_jax.train.run_dir import METRICS
 
 OVERLAP = replace(CONFIG, overlap=True, steps=4)
 
@@ -126,20 +127,30 @@ def test_a_sigterm_keeps_the_specs_under_way(policy, straight, tmp_path):
 
 
 def test_workers_are_asked_while_the_update_computes(policy, tmp_path, monkeypatch):
-    """The update here sleeps as long as the workers do; the two pass together."""
-    original, threads = trainer_module.Trainer._update, []
+    """The update waits until a worker is asked for the step after it; without overlap, for ever."""
+    asked, waited = threading.Event(), []
+    begin, update = trainer_module.Trainer._begin, trainer_module.Trainer._update
+    generate = ScriptedBackend.generate
 
-    def update(self, outcome, step):
-        threads.append(threading.current_thread() is threading.main_thread())
-        time.sleep(1.0)
-        return original(self, outcome, step)
+    def begun(self, step):
+        asked.clear()
+        return begin(self, step)
 
-    monkeypatch.setattr(trainer_module.Trainer, "_update", update)
-    _train(policy, tmp_path / "run", config=OVERLAP, delay_s=0.4)  # two agents, one after the other
-    rows = [json.loads(line) for line in (tmp_path / "run" / TIMINGS).read_text().splitlines()]
-    assert rows[0]["execute_s"] > 0.7
-    assert max(row["execute_s"] for row in rows[1:]) < 0.4
-    assert threads == [False, False, False, True]  # beside nothing, the last one is in no thread of its own
+    async def noted(self, requests):
+        asked.set()
+        async for reply in generate(self, requests):
+            yield reply
+
+    def waiting(self, outcome, step):
+        if step + 1 < OVERLAP.steps:  # beside the last update there is nothing
+            waited.append(asked.wait(60))
+        return update(self, outcome, step)
+
+    monkeypatch.setattr(trainer_module.Trainer, "_begin", begun)
+    monkeypatch.setattr(trainer_module.Trainer, "_update", waiting)
+    monkeypatch.setattr(ScriptedBackend, "generate", noted)
+    _train(policy, tmp_path / "run", config=OVERLAP)
+    assert waited == [True] * (OVERLAP.steps - 1)
 
 
 def test_a_failing_update_leaves_no_execution_behind(policy, tmp_path, monkeypatch):
