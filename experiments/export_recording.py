@@ -11,10 +11,10 @@ import argparse
 import sys
 from pathlib import Path
 
+from shipped import CHECKPOINTS, other_calls, recorded_calls
+
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime import CallStore, read_recording, write_recording
-
-RECORDINGS = Path(__file__).resolve().parent.parent / "checkpoints" / "recordings"
 
 
 def main() -> int:
@@ -23,22 +23,23 @@ def main() -> int:
     )
     parser.add_argument("runs", type=Path, nargs="+", help="run directories, or their calls.sqlite")
     parser.add_argument("--bench", required=True, help="names the recording")
-    parser.add_argument(
-        "--out", type=Path, default=RECORDINGS, help="folder of recordings (the shipped ones)"
-    )
+    parser.add_argument("--out", type=Path, default=CHECKPOINTS, help="folder of recordings/ (checkpoints)")
     args = parser.parse_args()
     try:
-        path = args.out / f"{args.bench}.jsonl.xz"
+        path = other_calls(args.out, args.bench)
         replies = read_recording(path) if path.exists() else {}
+        shipped = recorded_calls(args.bench, args.out)
         before = len(replies)
         for run in args.runs:
             calls = run / "calls.sqlite" if run.is_dir() else run
             if not calls.is_file():
                 raise LemonError(f"{calls}: no such call store; give the folder of a run")
             store = CallStore(calls)
-            replies = store.replies() | replies  # of two replies to one call the recorded one stays
+            # Of two replies to one call the recorded one stays; none is stored beside a replayable run's.
+            known = shipped | replies
+            replies |= {key: reply for key, reply in store.replies().items() if key not in known}
             store.close()
-        args.out.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         write_recording(path, replies)
     except LemonError as error:
         print(f"error: {error}", file=sys.stderr)

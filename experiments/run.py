@@ -17,7 +17,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from replay import print_verdict
 from run_arguments import BENCHES, config_of, parse_arguments
+from shipped import CALLS, CHECKPOINTS, recorded_calls
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -31,11 +33,9 @@ if TYPE_CHECKING:
     from lemon_jax.train.job import Job
     from lemon_jax.train.run_dir import RunDir
 
-ROOT = Path(__file__).resolve().parent.parent
-CHECKPOINTS = ROOT / "checkpoints"
 # Of a manifest: the same in all processes, and when a run is resumed.
 MADE_OF = ("policy_sha256", "tokenizer_sha256", "chat_template_sha256", "data", "workers")
-EXIT_FAULT, EXIT_INTERRUPTED = 2, 130
+EXIT_DIFFERENT, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 130
 EXIT_PREEMPTED = 75  # by SIGTERM, all saved: EX_TEMPFAIL of sysexits.h, start it again
 
 
@@ -62,7 +62,9 @@ def main(argv: list[str] | None = None) -> int:
             raise LemonError("--coordinator, --num-processes and --process-id go with --distributed; add it")
         # While the job runs, SIGTERM stops it between two steps instead; see run.
         signal.signal(signal.SIGTERM, terminate)
-        return run_all(args) if args.bench == "all" else run(args, hosts)
+        if args.bench == "all":
+            return run_all(args)
+        return run(args, hosts) if args.replay is None else replay(args)
     except LemonError as error:
         print(f"error: {error}", file=sys.stderr)
         return EXIT_FAULT
@@ -94,16 +96,18 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
     from lemon_jax.train.simulation import is_simulated, seal
 
     hosts = hosts or Hosts()
-    config, scale, earlier = hosts.on_first(lambda: config_of(args))
+    config, scale, before = hosts.on_first(lambda: config_of(args))
+    earlier, recorded = (before, None) if args.replay is None else (None, before)
     with RunProgress(None if hosts.first else Console(quiet=True)) as progress:
-        mesh, dataset, policy, pool = hosts.agree(lambda: _load(args, config, scale, progress))
+        mesh, dataset, policy, pool = hosts.agree(lambda: _load(args, config, scale, progress, recorded))
         if is_simulated(pool):
             pool.world = seal((*dataset.train, *dataset.test))
             progress.note(SIMULATED_WARNING)
-        recording = {} if args.fresh or is_simulated(pool) else _recording(config.bench)
+        recording = _recording(args, config.bench, simulated=is_simulated(pool))
         if recording:
-            size = f"{len(recording):,}"
-            progress.note(f"{size} recorded worker calls may serve this run (--fresh ignores them)")
+            size, how = f"{len(recording):,}", "may serve this run (--fresh ignores them)"
+            how = "serve this replay, and no worker" if recorded else how
+            progress.note(f"{size} recorded worker calls {how}")
 
         async def job() -> tuple[dict[str, Any], RunDir]:
             with _stopped_by_sigterm(hosts):
@@ -111,6 +115,8 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
                     await hosts.run(pool.check)
                     facts = manifest(config, dataset, policy, pool, scale)
                     facts |= {"checkpoints": args.checkpoint_dir} if args.checkpoint_dir else {}
+                    if recorded is not None:
+                        _check_same(recorded, facts, "replay")
                     directory = _directory(args, config, hosts, facts, earlier, progress)
                     running = Job(
                         config=config,
@@ -137,11 +143,33 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
     return 0
 
 
+def replay(args: argparse.Namespace) -> int:
+    """A shipped run again, from its recorded calls alone, and what differs; 0 if nothing does."""
+    from lemon_jax.backends import MissingCall
+    from lemon_jax.errors import LemonError
+
+    if args.distributed:
+        raise LemonError("--replay runs in one process; leave out --distributed")
+    shipped = args.replay = _shipped(args.replay)
+    args.out = args.out or Path("runs") / f"replay-{shipped.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    try:
+        run(args)
+    except MissingCall as missing:
+        print(f"error: {missing}", file=sys.stderr)
+        print_verdict(shipped, args.out, partial=True)
+        return EXIT_DIFFERENT
+    return 0 if print_verdict(shipped, args.out) else EXIT_DIFFERENT
+
+
 def _load(
-    args: argparse.Namespace, config: RunConfig, scale: ScaleConfig, progress: RunProgress
+    args: argparse.Namespace,
+    config: RunConfig,
+    scale: ScaleConfig,
+    progress: RunProgress,
+    recorded: dict[str, Any] | None,
 ) -> tuple[Mesh | None, Dataset, Orchestrator, WorkerPool]:
-    """What every host reads for itself."""
-    from lemon_jax.backends import WorkerPool, worker_config
+    """What every host reads for itself; a replay has the workers of the `recorded` manifest."""
+    from lemon_jax.backends import WorkerPool, replay_workers, worker_config
     from lemon_jax.bench import load
     from lemon_jax.errors import LemonError
     from lemon_jax.model.sharding import make_mesh, on_host
@@ -160,8 +188,9 @@ def _load(
     if dataset.banner:
         progress.note(dataset.banner)
     with contextlib.nullcontext() if mesh is None else on_host():
-        policy = Orchestrator.load(_policy_folder(config.policy))
-    return mesh, dataset, policy, WorkerPool(worker_config(config.workers), progress.download)
+        policy = Orchestrator.load(_shipped(config.policy))
+    workers = worker_config(config.workers) if recorded is None else replay_workers(recorded["workers"])
+    return mesh, dataset, policy, WorkerPool(workers, progress.download)
 
 
 @contextlib.contextmanager
@@ -256,16 +285,19 @@ def run_all(args: argparse.Namespace) -> int:
     return 0
 
 
-def _policy_folder(name: str) -> Path:
+def _shipped(name: str | Path) -> Path:
+    """A folder in checkpoints/, by its name there, or any other one."""
     shipped = CHECKPOINTS / name
     return shipped if shipped.is_dir() else Path(name)
 
 
-def _recording(bench: str) -> dict[str, Reply]:
+def _recording(args: argparse.Namespace, bench: str, *, simulated: bool) -> dict[str, Reply]:
+    """The recorded calls that may answer this run's."""
     from lemon_jax.runtime import read_recording
 
-    path = CHECKPOINTS / "recordings" / f"{bench}.jsonl.xz"
-    return read_recording(path) if path.exists() else {}
+    if args.replay:
+        return read_recording(args.replay / CALLS)
+    return {} if args.fresh or simulated else recorded_calls(bench, CHECKPOINTS)
 
 
 def _default_out(config: RunConfig) -> Path:
@@ -273,14 +305,15 @@ def _default_out(config: RunConfig) -> Path:
     return Path("runs") / f"{config.bench}-{config.preset}-s{config.seed}-{stamp}"
 
 
-def _check_same(earlier: dict[str, Any], now: dict[str, Any]) -> None:
-    """A resumed run must find what the first one started with. Raises LemonError naming what differs."""
+def _check_same(earlier: dict[str, Any], now: dict[str, Any], what: str = "resume") -> None:
+    """A resumed run, or a replay, must find what the first one started with. Raises LemonError naming what
+    differs."""
     from lemon_jax.errors import LemonError
 
     changed = [name for name in MADE_OF if earlier.get(name) != now.get(name)]
     if changed:
         raise LemonError(
-            f"cannot resume: {', '.join(changed)} differ from the run's manifest; restore what the run was "
+            f"cannot {what}: {', '.join(changed)} differ from the run's manifest; restore what the run was "
             "started with (same --data, policy folder and worker file), or start a new run"
         )
 

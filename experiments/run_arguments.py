@@ -24,7 +24,7 @@ def parse_arguments(argv: list[str] | None = None, description: str | None = Non
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--bench", metavar="NAME", help=f"{', '.join(BENCHES)}, or all (required unless --resume)")
+    add("--bench", metavar="NAME", help=f"{', '.join(BENCHES)}, or all (but for --resume and --replay)")
     add("--protocol", metavar="NAME", help="full, lemon or gdesigner: task sets, reading of answers (full)")
     add("--preset", default=None, metavar="NAME", help="default, full, paper, or a TOML file (default)")
     add(
@@ -48,6 +48,7 @@ def parse_arguments(argv: list[str] | None = None, description: str | None = Non
     add("--seed", type=int, metavar="N", help="seed of tasks, sampling and edits (0)")
     add("--out", type=Path, metavar="RUN_DIR", help="run directory (runs/<bench>-<preset>-s<seed>-<time>)")
     add("--resume", type=Path, default=None, metavar="RUN_DIR", help="continue a run that was stopped (off)")
+    add("--replay", type=Path, metavar="FOLDER", help="repeat a shipped run from its recorded calls (off)")
     add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
     add("--constrained", action="store_true", help="write valid specs only: docs/grammar.md (off)")
     add("--no-counterfactual", action="store_true", help="train by GRPO alone (off)")
@@ -80,20 +81,24 @@ def config_of(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[st
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     given |= {"best_fixed": True} if args.best_fixed else {}
     given |= {"constrained": True} if args.constrained else {}
-    if args.resume is not None:
-        given |= {k: getattr(args, k) for k in ("bench", "preset", "out") if getattr(args, k) is not None}
+    folder, flag = (args.resume, "--resume") if args.replay is None else (args.replay, "--replay")
+    if folder is not None:
+        given |= {"resume": True} if args.resume and args.replay else {}
+        given |= {"out": True} if args.resume and args.out is not None else {}
+        given |= {"fresh": True} if args.replay and args.fresh else {}
+        given |= {k: getattr(args, k) for k in ("bench", "preset") if getattr(args, k) is not None}
         given |= {"no_counterfactual": True} if args.no_counterfactual else {}
         given |= {"compute_dtype": True} if args.compute_dtype is not None else {}
         if given:
             flags = ", ".join("--" + name.replace("_", "-") for name in given)
-            raise LemonError(f"--resume takes all settings from the run's manifest; leave out {flags}")
-        _, earlier = RunDir.open(args.resume)
+            raise LemonError(f"{flag} takes all settings from the run's manifest; leave out {flags}")
+        _, earlier = RunDir.open(folder)
         try:
             return RunConfig.from_dict(earlier["config"]), _scale(args, earlier.get("scale", {})), earlier
         except TypeError as error:
             raise LemonError(
-                f"{args.resume / 'manifest.json'}: written by another version of this project ({error}); "
-                "resume it with that version"
+                f"{folder / 'manifest.json'}: written by another version of this project ({error}); "
+                f"{flag[2:]} it with that version"
             ) from error
     if args.bench is None:
         raise LemonError("--bench is missing; give --bench aqua, or another one, or all")

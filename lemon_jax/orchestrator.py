@@ -16,6 +16,7 @@ import numpy as np
 
 from lemon_jax.errors import LemonError
 from lemon_jax.model import (
+    PACKED,
     Automaton,
     Constraint,
     Decoder,
@@ -116,12 +117,14 @@ class Orchestrator:
         if not path.is_dir():
             raise LemonError(f"{path}: no such policy folder; train one with experiments/sft.py")
         manifest = read_manifest(path)
-        decoder, config = load_weights(path / WEIGHTS_FILE)
+        packed = path / (WEIGHTS_FILE + PACKED)  # as policies under version control are kept
+        weights = packed if packed.exists() else path / WEIGHTS_FILE
+        decoder, config = load_weights(weights)
         tokenizer = load_tokenizer(path)
         chat = ChatPrompt.load(path, manifest, tokenizer) if manifest.get("prompt") == "chat" else None
         # A safetensors file carries no checksum of its own: a flipped byte would load as another number.
         found = {
-            "params_sha256": (WEIGHTS_FILE, params_sha256(decoder)),
+            "params_sha256": (weights.name, params_sha256(decoder)),
             "tokenizer_sha256": (tokenizer.file, tokenizer.sha256),
         }
         if chat is not None:
@@ -169,6 +172,7 @@ class Orchestrator:
         folder.mkdir(parents=True, exist_ok=True)
         for leftover in folder.glob(f".{WEIGHTS_FILE}.*"):  # of a save that was killed
             leftover.unlink()
+        (folder / (WEIGHTS_FILE + PACKED)).unlink(missing_ok=True)  # it would be read instead
         save_weights(folder / WEIGHTS_FILE, self.decoder, self.config, dtype=dtype)  # type: ignore[arg-type]
         for name in (*TEXT_FILES, TEMPLATE_FILE):  # of another kind of policy that stood here
             (folder / name).unlink(missing_ok=True)
@@ -259,6 +263,10 @@ class Orchestrator:
             else:
                 samples = sample(*given, **static)
         return self._rollouts(prompts, fetch(samples), group)
+
+    def rollouts(self, task_texts: Sequence[str], samples: Samples, group: int) -> list[Rollout]:
+        """What `write` gave for these tasks, of the `samples` (on the host) that it drew."""
+        return self._rollouts([self.prompt_ids(text) for text in task_texts], samples, group)
 
     def write_greedy(
         self,

@@ -8,6 +8,7 @@ from lemon_jax.backends.llama_server import PROGRAM_VARIABLE
 from lemon_jax.backends.model_files import PRESETS, ModelFile, Progress, file_digest, model_cache
 from lemon_jax.backends.openai import OpenAIBackend
 from lemon_jax.backends.pool import WorkerPool
+from lemon_jax.backends.replay import MissingCall, ReplayBackend, replay_workers
 from lemon_jax.backends.scripted import ScriptedBackend, pseudo_worker
 from lemon_jax.backends.simulated import RoleForm, SealedTask, SimulatedBackend, World
 from lemon_jax.backends.types import Backend, Finish, Message, Reply, Request
@@ -33,10 +34,12 @@ __all__ = [
     "Finish",
     "GgufHeader",
     "Message",
+    "MissingCall",
     "ModelConfig",
     "ModelFile",
     "OpenAIBackend",
     "Progress",
+    "ReplayBackend",
     "Reply",
     "Request",
     "RoleForm",
@@ -52,6 +55,7 @@ __all__ = [
     "parse_worker_file",
     "pseudo_worker",
     "read_gguf_header",
+    "replay_workers",
     "resolve_model",
     "worker_config",
 ]

@@ -18,6 +18,7 @@ from lemon_jax.backends.gate import ExclusiveGate
 from lemon_jax.backends.gguf_header import read_gguf_header
 from lemon_jax.backends.model_files import PRESETS, Progress, file_digest
 from lemon_jax.backends.openai import OpenAIBackend
+from lemon_jax.backends.replay import ReplayBackend
 from lemon_jax.backends.response_model import load_parameters
 from lemon_jax.backends.scripted import ScriptedBackend
 from lemon_jax.backends.server import is_local
@@ -114,6 +115,8 @@ class WorkerPool:
     def _open(self, model: ModelConfig) -> Backend:
         if model.backend == "scripted":
             return ScriptedBackend(identity=f"scripted:1:{model.name}")
+        if model.backend == "replay":
+            return ReplayBackend(model.name, model.identity or "")
         if model.backend == "simulated":
             if self.world is None:
                 raise LemonError(

@@ -19,7 +19,8 @@ from lemon_jax.backends.redaction import redact
 from lemon_jax.backends.worker_keys import ADDRESS, BACKENDS, LEVELS, Faults, check_table, shown
 from lemon_jax.errors import LemonError
 
-BackendName = Literal["openai", "embedded", "jax", "scripted", "simulated"]
+# "replay" stands in no worker file: a replay makes its workers of a manifest.
+BackendName = Literal["openai", "embedded", "jax", "scripted", "simulated", "replay"]
 WeightType = Literal["bfloat16", "float32"]
 SHIPPED = ("embedded", "jax", "scripted", "simulated")
 MAX_BYTES = 1 << 20

@@ -12,9 +12,18 @@ from lemon_jax.model.scoring import completion_log_probs
 from lemon_jax.model.support import Constraint, Trace, trace
 from lemon_jax.model.text_tokenizer import TextTokenizer, TokenIds
 from lemon_jax.model.tokenizer import Tokenizer, covering_tokens, train_tokenizer
-from lemon_jax.model.weights import load_weights, named_params, params_sha256, read_metadata, save_weights
+from lemon_jax.model.weights import (
+    PACKED,
+    load_weights,
+    named_params,
+    pack_weights,
+    params_sha256,
+    read_metadata,
+    save_weights,
+)
 
 __all__ = [
+    "PACKED",
     "PRESETS",
     "Automaton",
     "Constraint",
@@ -34,6 +43,7 @@ __all__ = [
     "load_pretrained",
     "load_weights",
     "named_params",
+    "pack_weights",
     "params_sha256",
     "read_metadata",
     "rope_positions",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import lzma
 import os
 import tempfile
 from collections.abc import Mapping
@@ -24,6 +25,7 @@ from lemon_jax.model.decoder import Decoder
 DTYPES = {"bfloat16": np.dtype(jnp.bfloat16), "float32": np.dtype(np.float32)}
 HEADER_KEY = "lemon_jax"
 FILE_DTYPES = {"bfloat16": "BF16", "float32": "F32"}  # as the safetensors header spells them
+PACKED = ".xz"  # ending of a weights file that is compressed; without it, it is a safetensors file
 _MOST_NAMED = 20  # misfits in one message
 
 Path_ = str | os.PathLike[str]
@@ -81,6 +83,24 @@ def save_weights(
         raise
 
 
+def pack_weights(path: Path) -> Path:
+    """Replace a weights file by one compressed with xz, for folders that are kept under version control:
+    about a third smaller in bfloat16. `load_weights` reads both. Returns the new path."""
+    # Numbers of two bytes: contexts for even and odd positions (lp, pb) tell exponents from mantissas.
+    filters = [{"id": lzma.FILTER_LZMA2, "preset": 6, "lc": 3, "lp": 1, "pb": 1}]
+    packed = path.with_name(path.name + PACKED)
+    packed.write_bytes(lzma.compress(path.read_bytes(), format=lzma.FORMAT_XZ, filters=filters))
+    path.unlink()
+    return packed
+
+
+def _unpacked(path: Path) -> bytes:
+    try:
+        return lzma.decompress(path.read_bytes())
+    except (lzma.LZMAError, EOFError) as error:
+        raise LemonError(f"{path}: damaged or not an xz file ({error}); fetch it again") from error
+
+
 def _shown(text: str) -> str:
     """A text of the file as an error prints it: one line, not endless."""
     return "".join(c if c.isprintable() else "\ufffd" for c in text[:200])
@@ -89,7 +109,7 @@ def _shown(text: str) -> str:
 def _open(path: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """What `save_weights` put in the header, and the raw tensors {name: {"dtype", "shape", "data"}}."""
     try:
-        data = path.read_bytes()
+        data = path.read_bytes() if path.suffix != PACKED else _unpacked(path)
     except OSError as error:
         raise LemonError(f"{path}: cannot read the weights ({error.strerror}); check the path") from error
     try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -26,6 +26,15 @@ from lemon_jax.train.update import TrainState
 
 KEEP = 2
 log = logging.getLogger(__name__)
+
+
+class Restored(NamedTuple):
+    """What a checkpoint held."""
+
+    step: int  # how many were done
+    state: TrainState
+    sampler: EditSampler
+    ahead: Mapping[str, np.ndarray]  # specs of the next step (`train.ahead`); empty without overlap
 
 
 class Checkpoints:
@@ -53,7 +62,13 @@ class Checkpoints:
         )
         self._pending: tuple[int, Any] | None = None
 
-    def save(self, step: int, state: TrainState, sampler: EditSampler) -> None:
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        sampler: EditSampler,
+        ahead: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
         """Begin to keep the state after `step` steps; older ones but one are removed. The state may change
         as soon as this returns.
 
@@ -64,7 +79,7 @@ class Checkpoints:
         with self._full_disk(step):
             self._pending = (
                 step,
-                self._checkpointer.save_async(step, _tree(step, state, sampler), overwrite=True),
+                self._checkpointer.save_async(step, _tree(step, state, sampler, ahead), overwrite=True),
             )
 
     def wait(self) -> None:
@@ -86,8 +101,10 @@ class Checkpoints:
                 f"{self.folder / str(step)}: {reason}; make room and go on with --resume"
             ) from error
 
-    def restore(self, like: TrainState, sampler: EditSampler) -> tuple[int, TrainState, EditSampler] | None:
-        """The newest readable checkpoint as (steps done, state, edit sampler); None if there is none.
+    def restore(
+        self, like: TrainState, sampler: EditSampler, ahead: Mapping[str, np.ndarray] | None = None
+    ) -> Restored | None:
+        """The newest readable checkpoint; None if there is none.
 
         Arrays lie as those of `like`, on whatever devices they were saved. A damaged checkpoint is skipped
         with a warning that names it, on all hosts if it is damaged for one.
@@ -95,7 +112,7 @@ class Checkpoints:
         Raises LemonError where every checkpoint is damaged, or a sound one is another model's; then the
         message names each leaf that differs.
         """
-        template = jax.tree.map(_abstract, _tree(0, like, sampler))
+        template = jax.tree.map(_abstract, _tree(0, like, sampler, ahead))
         steps = self.hosts.on_first(
             lambda: sorted((c.step for c in self._checkpointer.checkpoints), reverse=True)
         )
@@ -115,7 +132,8 @@ class Checkpoints:
                 )
             sums, weights = (tuple(map(float, row)) for row in np.asarray(tree["edit_sampler"]))
             restored = TrainState(params=tree["params"], opt_state=tree["opt_state"])
-            return int(tree["step"]), restored, replace(sampler, sums=sums, weights=weights)
+            sampler = replace(sampler, sums=sums, weights=weights)
+            return Restored(int(tree["step"]), restored, sampler, tree.get("ahead", {}))
         if steps:
             raise LemonError(f"{self.folder}: all {len(steps)} checkpoints are damaged; start a new run")
         return None
@@ -150,13 +168,16 @@ def folder_of(path: Path | str) -> epath.Path:
     return epath.Path(Path(path).resolve())
 
 
-def _tree(step: int, state: TrainState, sampler: EditSampler) -> dict[str, Any]:
-    return {
+def _tree(
+    step: int, state: TrainState, sampler: EditSampler, ahead: Mapping[str, np.ndarray] | None
+) -> dict[str, Any]:
+    tree = {
         "params": state.params,
         "opt_state": state.opt_state,
         "edit_sampler": np.asarray([sampler.sums, sampler.weights], np.float64),
         "step": np.asarray(step, np.int32),
     }
+    return tree | ({"ahead": dict(ahead)} if ahead else {})
 
 
 def _abstract(leaf: Any) -> Any:

@@ -94,6 +94,8 @@ class RunConfig:
     common_random_numbers: bool = True  # an edited spec asks its workers with the original's sample indices
     edit_families: str = ",".join(FAMILIES)  # what an edit may change; opt-in ones: see lemon_jax.spec.edits
     edit_sampling: Literal["adaptive", "uniform"] = "adaptive"  # of a family: by its contrasts, or evenly
+    dynamic_sampling: int = 0  # rounds in which groups without signal are replaced, at most; 0: none are
+    overlap: bool = False  # a step's specs are executed beside the update before: off-policy by one step
     updates_per_step: int = 2  # passes over a step's specs; from the second on the ratios are clipped
     constrained: bool = False  # specs are sampled, and scored, within the canonical spec language
     fixed_choices: str = ""  # some of lemon_jax.spec.CHOICES, which that language then leaves out (ablations)

@@ -43,6 +43,7 @@ class Hosts:
     count: int = 1
     stopping: bool = field(default=False, init=False)
     _working: asyncio.Task[Any] | None = field(default=None, init=False, repr=False)
+    _computing: asyncio.Future[Any] | None = field(default=None, init=False, repr=False)
     _sent: int = field(default=0, init=False, repr=False)  # calls up to this one every host's store holds
 
     @property
@@ -114,7 +115,20 @@ class Hosts:
         with self._caught() as caught:
             if not self.stopping:
                 caught.value = await self._stoppable(work)
+        if self._computing is not None and self.count > 1:
+            await asyncio.wait([self._computing])
         return self._agreed(caught)
+
+    async def beside(self, compute: Callable[[], T]) -> T:
+        """What a computation of all hosts gives, in a thread, so that worker calls go on meanwhile.
+
+        Until it ends no host gathers: two threads would enter their collectives in another order on each.
+        """
+        self._computing = asyncio.ensure_future(asyncio.to_thread(compute))
+        try:
+            return await self._computing
+        finally:
+            self._computing = None
 
     async def run_on_first(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """What an asynchronous `work` gives on the first host. Fails as `run`."""

@@ -67,10 +67,15 @@ def group_advantages(
     return out
 
 
+def carries_signal(rewards: np.ndarray, group: int) -> np.ndarray:
+    """[groups] True where two known rewards differ; [N * group] rewards, NaN where masked."""
+    groups = [r[~np.isnan(r)] for r in rewards.reshape(-1, group)]
+    return np.array([len(r) > 1 and bool(np.any(r != r[0])) for r in groups], bool)
+
+
 def zero_std_fraction(rewards: np.ndarray, group: int) -> float:
     """Share of groups that carry no signal: all known rewards equal, or fewer than two known."""
-    groups = [r[~np.isnan(r)] for r in rewards.reshape(-1, group)]
-    return float(np.mean([len(r) < 2 or bool(np.all(r == r[0])) for r in groups]))
+    return float(np.mean(~carries_signal(rewards, group)))
 
 
 def token_mask(lengths_B: Int[Array, " batch"], steps: int) -> Bool[Array, "batch steps"]:

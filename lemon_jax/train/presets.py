@@ -35,6 +35,7 @@ _COUNTS = (
     "search_candidates",
     "search_tokens",
     "lora_rank",
+    "dynamic_sampling",
 )
 
 
@@ -76,6 +77,7 @@ def check_counts(config: RunConfig) -> None:
         "search_candidates": 2,
         "search_tokens": 0,
         "lora_rank": 0,
+        "dynamic_sampling": 0,
     }
 
     faults = [
@@ -93,6 +95,11 @@ def check_counts(config: RunConfig) -> None:
         faults.append(
             "best-fixed searches with as many worker tokens as the training used, and steps is 0; "
             "give search-tokens"
+        )
+    if config.overlap and config.dynamic_sampling:
+        faults.append(
+            "overlap and dynamic-sampling exclude each other: replacements would be sampled while the "
+            "parameters change; give one of them"
         )
     if config.search_tokens and not config.best_fixed:
         faults.append(f"search-tokens is {config.search_tokens} without best-fixed; give both or neither")

@@ -29,6 +29,24 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     return out
 
 
+def processor() -> str:
+    """The family of the processor and its widest vectors, by which compiled arithmetic differs in its last
+    bits; for example "x86_64 AuthenticAMD family 26, avx512"."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+    except OSError:
+        text = ""
+    facts = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in text.split("\n"))
+    }
+    if "vendor_id" not in facts:  # not an x86
+        return f"{platform.machine()} {platform.processor()}".strip()
+    flags = facts.get("flags", "").split()
+    widest = next((name for name in ("avx512f", "avx2", "avx") if name in flags), "sse")
+    family = facts.get("cpu family", "unknown")
+    return f"{platform.machine()} {facts['vendor_id']} family {family}, {widest.removesuffix('f')}"
+
+
 def git_sha() -> str | None:
     """The commit that this code is checked out at; None outside a repository."""
     command = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
@@ -85,6 +103,7 @@ def made_of(dataset: Dataset, pool: WorkerPool, packages: Iterable[str]) -> dict
         "git_sha": git_sha(),
         "versions": versions(packages),
         "platform": platform.platform(),
+        "processor": processor(),
         "data": data_facts(dataset),
         "workers": worker_facts(pool),
         **engine_facts(pool),

@@ -30,10 +30,15 @@ from lemon_jax.train.regret import Regret
 from lemon_jax.train.rewards import Reward, reward_of
 
 
-def tasks_of_step(tasks: Sequence[Task], config: RunConfig, step: int) -> list[Task]:
-    """The tasks of a step, a pure function of (seed, step): epochs of a seeded shuffle, end to end."""
+def tasks_of_step(tasks: Sequence[Task], config: RunConfig, step: int, round_: int = 0) -> list[Task]:
+    """The tasks of a step, a pure function of (seed, step): epochs of a seeded shuffle, end to end.
+
+    With dynamic sampling a step has as many tasks again for each round that it may come to, whether it does
+    or not, and no task is another step's too before the epoch ends.
+    """
     out = []
-    for position in range(step * config.tasks_per_step, (step + 1) * config.tasks_per_step):
+    place = step * (config.dynamic_sampling + 1) + round_
+    for position in range(place * config.tasks_per_step, (place + 1) * config.tasks_per_step):
         epoch, index = divmod(position, len(tasks))
         order = list(range(len(tasks)))
         random.Random(f"order-{config.seed}-{epoch}").shuffle(order)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,11 +19,13 @@ from lemon_jax.model import Decoder, params_sha256
 from lemon_jax.model.lora import add_lora, merge_lora
 from lemon_jax.model.projection import LoraParam
 from lemon_jax.model.sharding import fetch, place, using
-from lemon_jax.orchestrator import Orchestrator
+from lemon_jax.orchestrator import Orchestrator, Rollout
 from lemon_jax.runtime import CallStore, Executor
+from lemon_jax.train.ahead import pack, unpack
 from lemon_jax.train.batch import make_batch, micro_batches, span_tokens
 from lemon_jax.train.checkpoint import Checkpoints
 from lemon_jax.train.config import RunConfig, ScaleConfig
+from lemon_jax.train.dynamic_sampling import Executed, key_of_round, sample_dynamically
 from lemon_jax.train.hosts import Hosts, Preempted
 from lemon_jax.train.losses import group_advantages, zero_std_fraction
 from lemon_jax.train.regret import Regret
@@ -38,6 +41,15 @@ class Progress(Protocol):
     """Where the loop reports to; `report.RunProgress` is one."""
 
     def advance(self, n: int = 1, **facts: Any) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A step whose specs are written and being executed."""
+
+    rollouts: list[Rollout]  # of its first round
+    sample_s: float
+    executing: asyncio.Task[Executed]
 
 
 @dataclass
@@ -86,12 +98,17 @@ class Trainer:
         self._sampler = self.config.edit_sampler
         self._checkpoints = Checkpoints(self.checkpoints or self.run.checkpoints, self.hosts)
         self.steps_done = self._saved = 0
+        self._begun: Begun | None = None  # the next step, if it is under way
+        self._written: list[Rollout] | None = None  # its specs, of a checkpoint
 
     def resume(self) -> int:
         """Load the newest readable checkpoint and cut the logs back to it; returns the steps done."""
-        restored = self._checkpoints.restore(self._state, self._sampler)
+        restored = self._checkpoints.restore(self._state, self._sampler, self._ahead())
         if restored is not None:
-            self.steps_done, self._state, self._sampler = restored
+            self.steps_done, self._state, self._sampler, ahead = restored
+            if ahead:
+                texts = [t.prompt() for t in tasks_of_step(self.tasks, self.config, self.steps_done)]
+                self._written = unpack(ahead, self.policy, texts, self.config.group)
         self._saved = self.steps_done
         self.run.cut_back(self.steps_done)
         return self.steps_done
@@ -112,7 +129,8 @@ class Trainer:
         """
         try:
             while self.steps_done < self.config.steps:
-                await self.hosts.check()
+                if self._begun is None:  # otherwise its executions learn of a stop
+                    await self.hosts.check()
                 metrics = await self._step(self.steps_done)
                 self.steps_done += 1
                 if (
@@ -125,38 +143,92 @@ class Trainer:
             self._save()
             self._checkpoints.wait()
             raise
+        finally:
+            await self._break_off()
         self._checkpoints.wait()
 
     def _save(self) -> None:
         if self._saved != self.steps_done:
-            self._checkpoints.save(self.steps_done, self._state, self._sampler)
+            self._checkpoints.save(self.steps_done, self._state, self._sampler, self._ahead())
             self._saved = self.steps_done
 
-    async def _step(self, step: int) -> dict[str, Any]:
-        started = time.monotonic()
-        tasks = tasks_of_step(self.tasks, self.config, step)
-        rollouts = self.policy.write(
+    def _ahead(self) -> dict[str, np.ndarray] | None:
+        """With overlap what a checkpoint holds of the step that is under way."""
+        if not self.config.overlap:
+            return None
+        written = self._begun.rollouts if self._begun else self._written or []
+        return pack(written, self.config.specs_per_step, self.policy.max_new)
+
+    async def _break_off(self) -> None:
+        """Leave no executions behind that nobody waits for."""
+        if self._begun is not None:
+            self._begun.executing.cancel()
+            await asyncio.gather(self._begun.executing, return_exceptions=True)
+            self._begun = None
+
+    def _write(self, step: int, tasks: list[Task], round_: int) -> list[Rollout]:
+        return self.policy.write(
             [t.prompt() for t in tasks],
-            jax.random.fold_in(jax.random.key(self.config.seed), step),
+            key_of_round(self.config.seed, step, round_),
             group=self.config.group,
             temperature=self.config.update.temperature,
             prompt_slots=self._prompt_slots,
             decoder=self.decoder(),
             constrained=self.config.constrained,
         )
-        sampled = time.monotonic()
-        share = partial(self.hosts.share, self.store)
-        outcome = await run_step(self.executor, self.config, step, tasks, rollouts, self._sampler, share)
-        executed = time.monotonic()
+
+    def _begin(self, step: int) -> Begun:
+        """Write a step's specs with the present parameters, unless a checkpoint held them; start to execute
+        them."""
+        started = time.monotonic()
+        rollouts, self._written = self._written, None
+        if rollouts is None:
+            rollouts = self._write(step, tasks_of_step(self.tasks, self.config, step), 0)
+        executing = asyncio.create_task(self._execute(step, rollouts))
+        return Begun(rollouts=rollouts, sample_s=time.monotonic() - started, executing=executing)
+
+    async def _execute(self, step: int, rollouts: list[Rollout]) -> Executed:
+        sampler, share = self._sampler, partial(self.hosts.share, self.store)
+
+        async def run(config: RunConfig, tasks: list[Task], rollouts: list[Rollout]) -> StepOutcome:
+            return await run_step(self.executor, config, step, tasks, rollouts, sampler, share)
+
+        def write(tasks: list[Task], round_: int) -> list[Rollout]:
+            return self._write(step, tasks, round_) if round_ else rollouts
+
+        if self.config.dynamic_sampling:
+            return await sample_dynamically(self.config, step, self.tasks, write, run)
+        outcome = await run(self.config, tasks_of_step(self.tasks, self.config, step), rollouts)
+        return Executed(batch=outcome, everything=outcome)
+
+    async def _step(self, step: int) -> dict[str, Any]:
+        """One step; with overlap the next one is begun before this one's update, and executed beside it."""
+        started = time.monotonic()
+        sampling = 0.0
+        if self._begun is None:
+            self._begun = self._begin(step)
+            sampling = self._begun.sample_s
+        executed = await self._begun.executing
+        waiting = time.monotonic() - started - sampling
+        self._begun = None
+        outcome, group = executed.everything, self.config.group
         metrics = step_metrics(outcome, self.store, self._sampler, self.config, step, self.regret)
-        metrics |= self._update(outcome, step)
         self._sampler = self._sampler.updated(
             [(c.edit.family, c.size) for c in outcome.contrasts if not np.isnan(c.size)]
         )
-        self.run.append(EXECUTIONS, execution_rows(outcome, self.config, step))
+        learn = partial(self._update, executed.batch, step)
+        if self.config.overlap and step + 1 < self.config.steps:
+            self._begun = self._begin(step + 1)
+            sampling += self._begun.sample_s
+            metrics |= await self.hosts.beside(learn)
+        else:
+            metrics |= learn()
+        metrics |= executed.facts(group)
+        self.run.append(EXECUTIONS, executed.mark(execution_rows(outcome, self.config, step), group))
         self.run.append(METRICS, [metrics])
-        seconds = {"sample_s": sampled - started, "execute_s": executed - sampled}
-        seconds["update_s"] = time.monotonic() - executed
+        # They add up to the step's wall time: what is done beside an update, nobody waited for.
+        seconds = {"sample_s": sampling, "execute_s": waiting}
+        seconds["update_s"] = time.monotonic() - started - sampling - waiting
         self.run.append(TIMINGS, [{"step": step} | {k: round(v, 3) for k, v in seconds.items()}])
         return metrics
 

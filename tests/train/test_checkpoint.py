@@ -78,7 +78,7 @@ def _payload(folder: Path, step: int) -> list[Path]:
 
 
 def test_the_whole_state_comes_back(saved, start):
-    step, state, sampler = _restore(saved, start)
+    step, state, sampler, _ = _restore(saved, start)
     assert step == 2
     _assert_equal(state, _state(start, 2))
     assert sampler == EditSampler(sums=SAMPLER.sums, weights=SAMPLER.weights, rate=0.3, floor=0.2)
@@ -109,7 +109,7 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_names_it(saved, sta
         for file in files:
             file.unlink()
     with caplog.at_level(logging.WARNING, logger="lemon_jax.train.checkpoint"):
-        step, state, _ = _restore(saved, start)
+        step, state, _, _ = _restore(saved, start)
     assert step == 1
     _assert_equal(state, _state(start, 1))
     warnings = [r.getMessage() for r in caplog.records if r.name == "lemon_jax.train.checkpoint"]
@@ -120,11 +120,11 @@ def test_a_damaged_checkpoint_is_skipped_with_a_warning_that_names_it(saved, sta
 def test_the_step_of_a_damaged_checkpoint_can_be_saved_again(saved, start):
     _payload(saved, 2)[0].unlink()
     checkpoints = Checkpoints(saved)
-    step, _, _ = checkpoints.restore(start, SAMPLER)
+    step, _, _, _ = checkpoints.restore(start, SAMPLER)
     assert step == 1
     checkpoints.save(2, _state(start, 7), SAMPLER)
     checkpoints.close()
-    step, state, _ = _restore(saved, start)
+    step, state, _, _ = _restore(saved, start)
     assert step == 2
     _assert_equal(state, _state(start, 7))
 
@@ -133,7 +133,7 @@ def test_saving_a_step_again_replaces_it(saved, start):
     checkpoints = Checkpoints(saved)
     checkpoints.save(2, _state(start, 5), SAMPLER)
     checkpoints.close()
-    _, state, _ = _restore(saved, start)
+    _, state, _, _ = _restore(saved, start)
     _assert_equal(state, _state(start, 5))
 
 
@@ -213,7 +213,7 @@ def test_what_eight_devices_saved_is_read_on_four_and_on_one(tmp_path, start):
         checkpoints = Checkpoints(tmp_path)
         checkpoints.save(step, state, SAMPLER)
         checkpoints.close()
-        done, state, _ = _restore(tmp_path, template)
+        done, state, _, _ = _restore(tmp_path, template)
         assert done == step
         _assert_equal(state, expected)
         assert [x.sharding for x in jax.tree.leaves(state)] == [x.sharding for x in jax.tree.leaves(template)]
