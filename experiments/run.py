@@ -2,6 +2,7 @@
 
 python experiments/run.py --bench aqua
 python experiments/run.py --bench multiarith --preset full --workers my_workers.toml
+python experiments/run.py --bench multiarith,svamp,gsm8k --eval-bench aqua,mmlu
 python experiments/run.py --bench gsm8k --mesh fsdp=8 --compute-dtype bfloat16 --remat   (docs/scale.md)
 """
 
@@ -13,7 +14,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -96,11 +97,11 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
     hosts = hosts or Hosts()
     config, scale, earlier = hosts.on_first(lambda: config_of(args))
     with RunProgress(None if hosts.first else Console(quiet=True)) as progress:
-        mesh, dataset, policy, pool = hosts.agree(lambda: _load(args, config, scale, progress))
+        mesh, datasets, policy, pool = hosts.agree(lambda: _load(args, config, scale, progress))
         if is_simulated(pool):
-            pool.world = seal((*dataset.train, *dataset.test))
+            pool.world = seal(task for d in datasets.values() for task in (*d.train, *d.test))
             progress.note(SIMULATED_WARNING)
-        recording = {} if args.fresh or is_simulated(pool) else _recording(config.bench)
+        recording = {} if args.fresh or is_simulated(pool) else _recording(datasets)
         if recording:
             size = f"{len(recording):,}"
             progress.note(f"{size} recorded worker calls may serve this run (--fresh ignores them)")
@@ -109,12 +110,12 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
             with _stopped_by_sigterm(hosts):
                 async with pool:
                     await hosts.run(pool.check)
-                    facts = manifest(config, dataset, policy, pool, scale)
+                    facts = manifest(config, datasets, policy, pool, scale)
                     facts |= {"checkpoints": args.checkpoint_dir} if args.checkpoint_dir else {}
                     directory = _directory(args, config, hosts, facts, earlier, progress)
                     running = Job(
                         config=config,
-                        dataset=dataset,
+                        datasets=datasets,
                         policy=policy,
                         pool=pool,
                         run=directory,
@@ -139,7 +140,7 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
 
 def _load(
     args: argparse.Namespace, config: RunConfig, scale: ScaleConfig, progress: RunProgress
-) -> tuple[Mesh | None, Dataset, Orchestrator, WorkerPool]:
+) -> tuple[Mesh | None, dict[str, Dataset], Orchestrator, WorkerPool]:
     """What every host reads for itself."""
     from lemon_jax.backends import WorkerPool, worker_config
     from lemon_jax.bench import load
@@ -150,18 +151,22 @@ def _load(
     mesh = None
     if scale.devices > 1 or args.distributed:
         mesh = make_mesh(data=scale.data, fsdp=scale.fsdp, tensor=scale.tensor)
-    dataset = load(config.bench, protocol=config.protocol, data_dir=args.data, on_progress=progress.file)
-    if config.steps and not dataset.train:
-        raise LemonError(
-            f"the {config.protocol} protocol scores every task of {config.bench} and leaves none to "
-            "train on; evaluate a policy with --steps 0"
-        )
-    config.grader.check(dataset.test)
-    if dataset.banner:
-        progress.note(dataset.banner)
+    datasets = {
+        bench: load(bench, protocol=config.protocol, data_dir=args.data, on_progress=progress.file)
+        for bench in dict.fromkeys((*config.trained, *config.tested))
+    }
+    for bench, dataset in datasets.items():
+        if config.steps and bench in config.trained and not dataset.train:
+            raise LemonError(
+                f"the {config.protocol} protocol scores every task of {bench} and leaves none to "
+                "train on; evaluate a policy with --steps 0"
+            )
+        config.grader.check(dataset.test)
+        if dataset.banner:
+            progress.note(dataset.banner)
     with contextlib.nullcontext() if mesh is None else on_host():
         policy = Orchestrator.load(_policy_folder(config.policy))
-    return mesh, dataset, policy, WorkerPool(worker_config(config.workers), progress.download)
+    return mesh, datasets, policy, WorkerPool(worker_config(config.workers), progress.download)
 
 
 @contextlib.contextmanager
@@ -261,16 +266,17 @@ def _policy_folder(name: str) -> Path:
     return shipped if shipped.is_dir() else Path(name)
 
 
-def _recording(bench: str) -> dict[str, Reply]:
+def _recording(benches: Iterable[str]) -> dict[str, Reply]:
+    """The shipped recordings of these benches, together."""
     from lemon_jax.runtime import read_recording
 
-    path = CHECKPOINTS / "recordings" / f"{bench}.jsonl.xz"
-    return read_recording(path) if path.exists() else {}
+    paths = (CHECKPOINTS / "recordings" / f"{bench}.jsonl.xz" for bench in benches)
+    return {key: reply for path in paths if path.exists() for key, reply in read_recording(path).items()}
 
 
 def _default_out(config: RunConfig) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{config.bench}-{config.preset}-s{config.seed}-{stamp}"
+    return Path("runs") / f"{'+'.join(config.trained)}-{config.preset}-s{config.seed}-{stamp}"
 
 
 def _check_same(earlier: dict[str, Any], now: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from lemon_jax.bench import Prices
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import ACCEPTED
 from lemon_jax.spec import DEFAULT_BASELINES, FAMILIES
@@ -78,7 +79,8 @@ class ScaleConfig:
 class RunConfig:
     """All that decides a run's numbers. Where it is written, and whether recordings serve it, does not."""
 
-    bench: str
+    bench: str  # or several, "gsm8k,svamp": one policy is trained on all of them, on each as often
+    eval_bench: str = ""  # where policies and baselines are tested, as `bench`; "": on what is trained on
     protocol: str = "full"  # which splits are trained and evaluated on, and by which rule answers are read
     preset: str = "default"
     workers: str = "embedded"
@@ -91,6 +93,9 @@ class RunConfig:
     edit_families: str = ",".join(FAMILIES)  # what an edit may change; opt-in ones: see lemon_jax.spec.edits
     edit_sampling: Literal["adaptive", "uniform"] = "adaptive"  # of a family: by its contrasts, or evenly
     updates_per_step: int = 2  # passes over a step's specs; from the second on the ratios are clipped
+    tell_prices: bool = False  # what the policy reads begins with the prices of the capacities
+    price_tables: tuple[Prices, ...] = ()  # training's, small to large, dealt to tasks; (): the worker file's
+    prices: Prices = ()  # those of the evaluation; (): the worker file's
     constrained: bool = False  # specs are sampled, and scored, within the canonical spec language
     eval_tasks: int = 50
     accept_isolation: str = ACCEPTED  # the lowest under which an answer's code may run
@@ -104,6 +109,16 @@ class RunConfig:
     lora_targets: str = "q,k,v,o,gate,up,down"  # the projections of a block that have adapters
     reward: RewardConfig = field(default_factory=RewardConfig)
     update: UpdateConfig = field(default_factory=UpdateConfig)
+
+    @property
+    def trained(self) -> tuple[str, ...]:
+        """The benches that are trained on."""
+        return _names(self.bench)
+
+    @property
+    def tested(self) -> tuple[str, ...]:
+        """The benches that are evaluated on."""
+        return _names(self.eval_bench or self.bench)
 
     @property
     def specs_per_step(self) -> int:
@@ -129,9 +144,15 @@ class RunConfig:
         nested = {
             "reward": RewardConfig(**values.get("reward", {})),
             "update": UpdateConfig(**values.get("update", {})),
+            "price_tables": tuple(map(tuple, values.get("price_tables", ()))),  # JSON has lists
+            "prices": tuple(values.get("prices", ())),
         }
         return cls(**(values | nested))
 
     def sha256(self) -> str:
         text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))

@@ -25,6 +25,7 @@ from lemon_jax.train.checkpoint import Checkpoints
 from lemon_jax.train.config import RunConfig, ScaleConfig
 from lemon_jax.train.hosts import Hosts, Preempted
 from lemon_jax.train.losses import group_advantages, zero_std_fraction
+from lemon_jax.train.prices import policy_text, training_texts
 from lemon_jax.train.regret import Regret
 from lemon_jax.train.rollouts import StepOutcome, execution_rows, run_step, step_metrics, tasks_of_step
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, TIMINGS, RunDir
@@ -78,7 +79,7 @@ class Trainer:
         self._frozen = tuple(cast(part, self.config.update) for part in rest)
         self._reference = cast(start, self.config.update)
         self.policy = self.policy.with_decoder(self._decoder(self._reference))
-        self._prompt_slots = self.policy.prompt_slots([t.prompt() for t in self.tasks])
+        self._prompt_slots = self.policy.prompt_slots([*training_texts(self.tasks, self.config)])
         # A copy: the update donates its state's buffers, and the reference must outlive them.
         params = jax.tree.map(lambda x: x.copy(), start)
         self._state = init_state(params, self.config.update)
@@ -135,7 +136,7 @@ class Trainer:
         started = time.monotonic()
         tasks = tasks_of_step(self.tasks, self.config, step)
         rollouts = self.policy.write(
-            [t.prompt() for t in tasks],
+            [policy_text(t, self.config) for t in tasks],
             jax.random.fold_in(jax.random.key(self.config.seed), step),
             group=self.config.group,
             temperature=self.config.update.temperature,
