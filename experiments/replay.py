@@ -14,8 +14,31 @@ TOLERANCE = 1e-3  # of metrics computed with other versions or on another proces
 # Whether a call was asked or looked up, and times: of the run that was recorded, not of what it computed.
 NOT_COMPARED = ("recorded_calls", "wall_s")
 # Of an execution. No gold answer: it is the benchmark's; no reply: the recorded calls hold it.
-WRITTEN = ("phase", "method", "step", "task", "group_index", "round", "edit", "spec", "valid")
-CAME_OF_IT = ("phase", "method", "step", "task", "answer", "correct", "cost", "reward", "contrast")
+WRITTEN = (
+    "phase",
+    "method",
+    "step",
+    "task",
+    "group_index",
+    "round",
+    "edit",
+    "sample",
+    "bench",
+    "spec",
+    "valid",
+)
+CAME_OF_IT = (
+    "phase",
+    "method",
+    "step",
+    "task",
+    "answer",
+    "correct",
+    "cost",
+    "reward",
+    "contrast",
+    "contrast_se",
+)
 # What of a manifest decides the last bits of floats.
 ENVIRONMENT = ("processor", "device", "scale", "versions")
 NOT_ARITHMETIC = ("lemon_jax", "xllamacpp")

@@ -2,6 +2,7 @@
 
 python experiments/run.py --bench aqua
 python experiments/run.py --bench multiarith --preset full --workers my_workers.toml
+python experiments/run.py --bench multiarith,svamp,gsm8k --eval-bench aqua,mmlu
 python experiments/run.py --bench gsm8k --mesh fsdp=8 --compute-dtype bfloat16 --remat   (docs/scale.md)
 """
 
@@ -13,7 +14,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -99,11 +100,11 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
     config, scale, before = hosts.on_first(lambda: config_of(args))
     earlier, recorded = (before, None) if args.replay is None else (None, before)
     with RunProgress(None if hosts.first else Console(quiet=True)) as progress:
-        mesh, dataset, policy, pool = hosts.agree(lambda: _load(args, config, scale, progress, recorded))
+        mesh, datasets, policy, pool = hosts.agree(lambda: _load(args, config, scale, progress, recorded))
         if is_simulated(pool):
-            pool.world = seal((*dataset.train, *dataset.test))
+            pool.world = seal(task for d in datasets.values() for task in (*d.train, *d.test))
             progress.note(SIMULATED_WARNING)
-        recording = _recording(args, config.bench, simulated=is_simulated(pool))
+        recording = _recording(args, datasets, simulated=is_simulated(pool))
         if recording:
             size, how = f"{len(recording):,}", "may serve this run (--fresh ignores them)"
             how = "serve this replay, and no worker" if recorded else how
@@ -113,14 +114,14 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
             with _stopped_by_sigterm(hosts):
                 async with pool:
                     await hosts.run(pool.check)
-                    facts = manifest(config, dataset, policy, pool, scale)
+                    facts = manifest(config, datasets, policy, pool, scale)
                     facts |= {"checkpoints": args.checkpoint_dir} if args.checkpoint_dir else {}
                     if recorded is not None:
                         _check_same(recorded, facts, "replay")
                     directory = _directory(args, config, hosts, facts, earlier, progress)
                     running = Job(
                         config=config,
-                        dataset=dataset,
+                        datasets=datasets,
                         policy=policy,
                         pool=pool,
                         run=directory,
@@ -167,7 +168,7 @@ def _load(
     scale: ScaleConfig,
     progress: RunProgress,
     recorded: dict[str, Any] | None,
-) -> tuple[Mesh | None, Dataset, Orchestrator, WorkerPool]:
+) -> tuple[Mesh | None, dict[str, Dataset], Orchestrator, WorkerPool]:
     """What every host reads for itself; a replay has the workers of the `recorded` manifest."""
     from lemon_jax.backends import WorkerPool, replay_workers, worker_config
     from lemon_jax.bench import load
@@ -178,19 +179,23 @@ def _load(
     mesh = None
     if scale.devices > 1 or args.distributed:
         mesh = make_mesh(data=scale.data, fsdp=scale.fsdp, tensor=scale.tensor)
-    dataset = load(config.bench, protocol=config.protocol, data_dir=args.data, on_progress=progress.file)
-    if config.steps and not dataset.train:
-        raise LemonError(
-            f"the {config.protocol} protocol scores every task of {config.bench} and leaves none to "
-            "train on; evaluate a policy with --steps 0"
-        )
-    config.grader.check(dataset.test)
-    if dataset.banner:
-        progress.note(dataset.banner)
+    datasets = {
+        bench: load(bench, protocol=config.protocol, data_dir=args.data, on_progress=progress.file)
+        for bench in dict.fromkeys((*config.trained, *config.tested))
+    }
+    for bench, dataset in datasets.items():
+        if config.steps and bench in config.trained and not dataset.train:
+            raise LemonError(
+                f"the {config.protocol} protocol scores every task of {bench} and leaves none to "
+                "train on; evaluate a policy with --steps 0"
+            )
+        config.grader.check(dataset.test)
+        if dataset.banner:
+            progress.note(dataset.banner)
     with contextlib.nullcontext() if mesh is None else on_host():
         policy = Orchestrator.load(_shipped(config.policy))
     workers = worker_config(config.workers) if recorded is None else replay_workers(recorded["workers"])
-    return mesh, dataset, policy, WorkerPool(workers, progress.download)
+    return mesh, datasets, policy, WorkerPool(workers, progress.download)
 
 
 @contextlib.contextmanager
@@ -291,18 +296,20 @@ def _shipped(name: str | Path) -> Path:
     return shipped if shipped.is_dir() else Path(name)
 
 
-def _recording(args: argparse.Namespace, bench: str, *, simulated: bool) -> dict[str, Reply]:
-    """The recorded calls that may answer this run's."""
+def _recording(args: argparse.Namespace, benches: Iterable[str], *, simulated: bool) -> dict[str, Reply]:
+    """The recorded calls that may answer this run's: of a replay its own, else those of all its benches."""
     from lemon_jax.runtime import read_recording
 
     if args.replay:
         return read_recording(args.replay / CALLS)
-    return {} if args.fresh or simulated else recorded_calls(bench, CHECKPOINTS)
+    if args.fresh or simulated:
+        return {}
+    return {key: reply for bench in benches for key, reply in recorded_calls(bench, CHECKPOINTS).items()}
 
 
 def _default_out(config: RunConfig) -> Path:
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    return Path("runs") / f"{config.bench}-{config.preset}-s{config.seed}-{stamp}"
+    return Path("runs") / f"{'+'.join(config.trained)}-{config.preset}-s{config.seed}-{stamp}"
 
 
 def _check_same(earlier: dict[str, Any], now: dict[str, Any], what: str = "resume") -> None:

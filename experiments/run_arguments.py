@@ -24,7 +24,8 @@ def parse_arguments(argv: list[str] | None = None, description: str | None = Non
         allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--bench", metavar="NAME", help=f"{', '.join(BENCHES)}, or all (but for --resume and --replay)")
+    add("--bench", metavar="NAME", help=f"{', '.join(BENCHES)}; A,B: mixed; all: in turn (required)")
+    add("--eval-bench", metavar="NAMES", help="benches to test on (the trained ones)")
     add("--protocol", metavar="NAME", help="full, lemon or gdesigner: task sets, reading of answers (full)")
     add("--preset", default=None, metavar="NAME", help="default, full, paper, or a TOML file (default)")
     add(
@@ -50,6 +51,8 @@ def parse_arguments(argv: list[str] | None = None, description: str | None = Non
     add("--resume", type=Path, default=None, metavar="RUN_DIR", help="continue a run that was stopped (off)")
     add("--replay", type=Path, metavar="FOLDER", help="repeat a shipped run from its recorded calls (off)")
     add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
+    add("--tell-prices", action="store_true", help="the policy reads the capacities' prices (off)")
+    add("--prices", metavar="S,M,L", help="prices of the evaluation (the worker file's)")
     add("--constrained", action="store_true", help="write valid specs only: docs/grammar.md (off)")
     add("--no-counterfactual", action="store_true", help="train by GRPO alone (off)")
     add("--fresh", action="store_true", help="ignore the shipped recordings of worker calls (off)")
@@ -78,9 +81,12 @@ def config_of(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[st
 
     names = ["workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed"]
     names += ["baselines", "search_tokens", "protocol", "accept_isolation", "lora_rank", "lora_targets"]
+    names += ["eval_bench"]
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     given |= {"best_fixed": True} if args.best_fixed else {}
     given |= {"constrained": True} if args.constrained else {}
+    given |= {"tell_prices": True} if args.tell_prices else {}
+    given |= {"prices": prices_of(args.prices)} if args.prices is not None else {}
     folder, flag = (args.resume, "--resume") if args.replay is None else (args.replay, "--replay")
     if folder is not None:
         given |= {"resume": True} if args.resume and args.replay else {}
@@ -119,6 +125,19 @@ def config_of(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[st
         config = replace(config, update=replace(config.update, compute_dtype=args.compute_dtype))
     check_counts(config)
     return config, _scale(args, {}), None
+
+
+def prices_of(text: str) -> tuple[float, ...]:
+    """A table of prices as a flag gives it; `check_counts` judges how many they are, and of what size.
+
+    Raises LemonError for what are no numbers.
+    """
+    from lemon_jax.errors import LemonError
+
+    try:
+        return tuple(float(part) for part in text.split(","))
+    except ValueError:
+        raise LemonError(f"--prices is {text!r}, expected small, medium and large, such as 1,3,10") from None
 
 
 def _scale(args: argparse.Namespace, earlier: dict[str, Any]) -> ScaleConfig:

@@ -29,6 +29,7 @@ from lemon_jax.model import PRESETS, Decoder, params_sha256, train_tokenizer
 from lemon_jax.orchestrator import MANIFEST_FILE, Orchestrator, read_manifest
 from lemon_jax.spec import dump
 from lemon_jax.train.llm_teacher import llm_specs
+from lemon_jax.train.prices import random_prices, with_price_line
 from lemon_jax.train.sft import SFTConfig, encode_examples, train
 from lemon_jax.train.teacher import write_spec
 
@@ -74,6 +75,11 @@ def _arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
         type=Path,
         default=None,
         help="policy folder, hub folder or .gguf file to continue from, with its tokenizer (none)",
+    )
+    parser.add_argument(
+        "--tell-prices",
+        action="store_true",
+        help="begin every other prompt with random prices, as run.py --tell-prices does with theirs (off)",
     )
     parser.add_argument(
         "--learning-rate",
@@ -148,6 +154,7 @@ def _command(args: argparse.Namespace) -> str:
         words.append(f"--{name.replace('_', '-')} {getattr(args, name)}")
     if args.init:
         words.append(f"--init {args.init.resolve().name}")
+    words += ["--tell-prices"] if args.tell_prices else []
     return " ".join([*words, f"--teacher {Path(args.teacher).name}"])
 
 
@@ -160,6 +167,7 @@ def _new_policy(args: argparse.Namespace, tasks: list[Task], pairs: list[tuple[s
     """A random decoder of the preset, with a tokenizer trained on these tasks and specs."""
     with tempfile.TemporaryDirectory() as folder:
         texts = [t.prompt() for t in tasks] + [spec for _, spec in pairs]
+        texts += [with_price_line("", random_prices(random.Random(args.seed)))] if args.tell_prices else []
         tokenizer = train_tokenizer(texts, Path(folder) / "tokenizer.model", PRESETS[args.policy].vocab_size)
     config = replace(PRESETS[args.policy], vocab_size=tokenizer.vocab_size)
     decoder = Decoder(config, rngs=nnx.Rngs(args.seed))
@@ -169,6 +177,7 @@ def _new_policy(args: argparse.Namespace, tasks: list[Task], pairs: list[tuple[s
 def _pairs(sources: Sequence[Sequence[Task]], args: argparse.Namespace) -> list[tuple[str, str]]:
     """(task text, spec text): of each source about as many, whether it has 40 tasks or 420."""
     rng = random.Random(f"teacher-{args.seed}")
+    prices = random.Random(f"prices-{args.seed}")
     pairs = []
     for tasks in sources:
         per_task = math.ceil(args.specs_per_bench / len(tasks))
@@ -180,7 +189,10 @@ def _pairs(sources: Sequence[Sequence[Task]], args: argparse.Namespace) -> list[
             ]
         else:
             specs = asyncio.run(llm_specs(tasks, args.teacher, per_task=per_task))
-        pairs += [(task.prompt(), dump(spec)) for task, spec in specs]
+        texts = [task.prompt() for task, _ in specs]
+        if args.tell_prices:  # not all, so that the policy writes specs without the line too
+            texts[::2] = [with_price_line(text, random_prices(prices)) for text in texts[::2]]
+        pairs += [(text, dump(spec)) for text, (_, spec) in zip(texts, specs, strict=True)]
     return pairs
 
 

@@ -28,6 +28,7 @@ ARMS: dict[str, Changes] = {
     "gradient-form": {"update.counterfactual_form": "gradient"},
     "no-common-random-numbers": {"common_random_numbers": False},
     "uniform-edits": {"edit_sampling": "uniform"},
+    "predicted": {"predicted_edits": 16},
     "all-families": {"edit_families": ",".join((*FAMILIES, *OPT_IN_FAMILIES))},
 }
 

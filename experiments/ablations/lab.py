@@ -32,7 +32,7 @@ CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 
 @dataclass
 class Lab:
-    """What all runs of one process share: tasks, simulated workers, and the best spec of each held-out task."""
+    """What the runs of a process share: tasks, simulated workers, the best spec of each held-out task."""
 
     dataset: Dataset
     held_out: list[Task]

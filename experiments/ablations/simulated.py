@@ -2,10 +2,10 @@
 
     python experiments/ablations/simulated.py --out experiments/logs/ablations/simulated
 
-Every arm (arms.py) is trained with every seed from the same small warm-started policy. After every few steps
-the policy writes a spec for each held-out task, greedily, and its expected reward is computed exactly: no luck
-of the workers is in the curves. Runs that are in the folder already are not repeated. Nothing here is a result
-of a benchmark: no language model answers.
+Every arm (arms.py) is trained with every seed from the same small warm-started policy. After every few
+steps the policy writes a spec for each held-out task, greedily, and its expected reward is computed exactly:
+no luck of the workers is in the curves. Runs that are in the folder already are not repeated. Nothing here
+is a result of a benchmark: no language model answers.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Table and chart of the curves that simulated.py wrote.
+"""Table and chart of the curves that simulated.py wrote; the chart needs matplotlib.
 
-python experiments/ablations/table.py experiments/logs/ablations/simulated     (the chart: pip install matplotlib)
+    python experiments/ablations/table.py experiments/logs/ablations/simulated --chart curves.png
 """
 
 from __future__ import annotations

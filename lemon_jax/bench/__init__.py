@@ -6,7 +6,7 @@ from lemon_jax.bench.grade import EXTRACTORS, Grade, grade
 from lemon_jax.bench.sample import generate
 from lemon_jax.bench.sources import PROTOCOLS, SOURCES
 from lemon_jax.bench.stats import mcnemar_exact, paired_bootstrap, wilson
-from lemon_jax.bench.task import LETTERS, Kind, Task
+from lemon_jax.bench.task import LETTERS, Kind, Prices, Task
 
 __all__ = [
     "EXTRACTORS",
@@ -18,6 +18,7 @@ __all__ = [
     "Extraction",
     "Grade",
     "Kind",
+    "Prices",
     "Task",
     "extract_choice",
     "extract_number",

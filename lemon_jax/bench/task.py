@@ -5,6 +5,7 @@ from typing import Literal
 
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 Kind = Literal["choice", "number", "code"]
+Prices = tuple[float, ...]  # of a generated token at the capacities small, medium and large
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,6 +17,8 @@ class Task:
     Of a code task `question` is the beginning of the program, word for word: a solution is `question` + body.
     `test` is Python text that defines `check(candidate)`; it passes where `check(<entry_point>)` returns. It
     may call helper functions that `question` defines. Neither `test` nor `gold` is part of `prompt()`.
+
+    `prices` are what its executions cost; None: the worker file's. Workers are not told of them.
     """
 
     id: str
@@ -27,6 +30,7 @@ class Task:
     subject: str = ""
     entry_point: str = ""
     test: str = ""
+    prices: Prices | None = None
 
     @property
     def family(self) -> Literal["math", "knowledge", "code"]:

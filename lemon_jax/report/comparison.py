@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +16,9 @@ NOISE_P = 0.05
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """`ours` against `other` on the tasks that both have answered."""
+    """`ours` against `other` on the tasks of one bench that both have answered."""
 
+    bench: str  # "" in the logs of older runs, which are of one bench
     ours: str
     other: str
     n: int
@@ -43,16 +44,17 @@ class Comparison:
 
 
 def compare(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[Comparison]:
-    """One comparison of `ours` with each other method, in the order in which they were evaluated.
+    """One comparison of `ours` with each other method on each bench, in the order of their evaluation.
 
     Reads the lines of executions.jsonl with phase "eval". A task on which a server failed for one of the two
     says nothing about them and is left out; of a task evaluated twice the last execution counts.
     """
-    solved: dict[str, dict[str, tuple[bool, float | None]]] = {}
+    solved: dict[str, dict[str, dict[str, tuple[bool, float | None]]]] = {}
     for execution in executions:
         if execution.get("phase") != "eval":
             continue
-        tasks = solved.setdefault(str(execution.get("method")), {})
+        methods = solved.setdefault(str(execution.get("bench", "")), {})
+        tasks = methods.setdefault(str(execution.get("method")), {})
         task, correct = str(execution.get("task")), execution.get("correct")
         agents = objects(execution.get("agents"))
         failed = execution.get("infra_failed") is True or any(
@@ -63,8 +65,14 @@ def compare(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[C
             continue
         # None: its server reported no tokens.
         tasks[task] = (correct, _total(number(a.get("cost", 0.0)) for a in agents))
+    return [c for bench, methods in solved.items() for c in _on_bench(bench, methods, ours)]
+
+
+def _on_bench(
+    bench: str, solved: dict[str, dict[str, tuple[bool, float | None]]], ours: str
+) -> Iterator[Comparison]:
+    """The comparisons of one bench, by what each method made of each task: (correct, cost)."""
     reference = solved.pop(ours, {})
-    found = []
     for method, tasks in solved.items():
         shared = [(*reference[task], *tasks[task]) for task in reference if task in tasks]
         if not shared:
@@ -72,19 +80,22 @@ def compare(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[C
         only_ours = sum(mine and not theirs for mine, _, theirs, _ in shared)
         only_other = sum(theirs and not mine for mine, _, theirs, _ in shared)
         our_cost, other_cost = (_total(pair[i] for pair in shared) for i in (1, 3))
-        found.append(
-            Comparison(
-                ours=ours,
-                other=method,
-                n=len(shared),
-                only_ours=only_ours,
-                only_other=only_other,
-                p=mcnemar_exact(only_ours, only_other),
-                interval=paired_bootstrap(only_ours, only_other, len(shared)),
-                cost_ratio=our_cost / other_cost if our_cost is not None and other_cost else None,
-            )
+        yield Comparison(
+            bench=bench,
+            ours=ours,
+            other=method,
+            n=len(shared),
+            only_ours=only_ours,
+            only_other=only_other,
+            p=mcnemar_exact(only_ours, only_other),
+            interval=paired_bootstrap(only_ours, only_other, len(shared)),
+            cost_ratio=our_cost / other_cost if our_cost is not None and other_cost else None,
         )
-    return found
+
+
+def several_benches(found: Iterable[Comparison]) -> bool:
+    """Whether a comparison must say on which bench it is."""
+    return len({c.bench for c in found}) > 1
 
 
 def _total(costs: Iterable[float | None]) -> float | None:
@@ -106,18 +117,21 @@ def check_method(executions: Iterable[Mapping[str, Any]], method: str) -> None:
 
 
 def comparison_lines(executions: Iterable[Mapping[str, Any]], ours: str = OURS) -> list[str]:
-    """One line of plain ASCII per comparison, under 110 columns for methods of up to ten letters.
+    """One line of plain ASCII per comparison, under 110 columns for methods of up to ten letters; the bench
+    comes first where there are several.
 
     # "lemon vs vanilla  +12.0 points [ -4.0, +28.0]  p 0.29   inside the noise  cost x1.42  n 50"
     """
     found = compare(executions, ours)
     width = max((len(plain(c.other)) for c in found), default=0)
+    several = several_benches(found)
     lines = []
     for c in found:
         verdict = "inside the noise" if c.inside_noise else ""
         cost = "" if c.cost_ratio is None else f"cost x{c.cost_ratio:.2f}"
+        where = f"{plain(c.bench)}: " if several else ""
         lines.append(
-            f"{plain(c.ours)} vs {plain(c.other):<{width}}  {100 * c.difference:+5.1f} points"
+            f"{where}{plain(c.ours)} vs {plain(c.other):<{width}}  {100 * c.difference:+5.1f} points"
             f" {interval_text(c)}  p {p_text(c.p):<6} {verdict:<16}  {cost:<10}  n {c.n}"
         )
     return lines

@@ -223,6 +223,11 @@ def _dataset(run: RunFiles, data_dir: Path | None) -> Dataset:
             f"{run.path}: the run was made on the built-in sample, which no other tool knows; "
             "run again with the official files"
         )
+    if "benches" in data:
+        raise LemonError(
+            f"{run.path}: a run of several benches, and an export is of one; evaluate its policy on each "
+            "alone: experiments/run.py --bench NAME --steps 0 --policy RUN/policy"
+        )
     dataset = load(bench, protocol=protocol, data_dir=data_dir)
     if dataset.sha256 != data.get("sha256"):
         raise LemonError(

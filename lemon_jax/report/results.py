@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from .comparison import OURS, Comparison, compare, interval_text, p_text
+from .comparison import OURS, Comparison, compare, interval_text, p_text, several_benches
 from .run_files import RunFiles, number, objects
 from .svg import compact, esc, interval_mark, percent
 from .table import (
@@ -61,8 +61,10 @@ def results_section(run: RunFiles, reference: str = OURS) -> str:
 
 def tiles(run: RunFiles) -> str:
     """The few numbers a reader looks for first."""
-    by_method = {row.get("method"): row for row in objects(run.summary.get("eval"))}
-    ours = by_method.get(OURS)
+    rows = objects(run.summary.get("eval"))
+    one_bench = len({str(row.get("bench")) for row in rows}) < 2  # else no number speaks for all
+    by_method = {row.get("method"): row for row in rows}
+    ours = by_method.get(OURS) if one_bench else None
     train = run.summary.get("train") or {}
     found = []
     accuracy = number(ours.get("accuracy")) if ours else None
@@ -71,7 +73,7 @@ def tiles(run: RunFiles) -> str:
         within = f"95 % interval {100 * bounds[0]:.0f} to {100 * bounds[1]:.0f}" if bounds else ""
         found.append((f"{OURS} accuracy", percent(accuracy), within))
     comparisons = compare(run.executions)
-    if comparisons:
+    if comparisons and one_bench:
         c = max(comparisons, key=lambda c: -c.difference)
         verdict = "inside the noise" if c.inside_noise else f"p {p_text(c.p)}"
         found.append((f"vs {c.other}, the best other", f"{100 * c.difference:+.1f} points", verdict))
@@ -137,7 +139,8 @@ def _comparisons(run: RunFiles, reference: str) -> str:
     found = compare(run.executions, reference)
     if not found:
         return ""
-    rows = "".join(_comparison(c) for c in found)
+    several = several_benches(found)
+    rows = "".join(_comparison(c, c.bench if several else "") for c in found)
     ours = esc(reference)
     heads = (
         "on the same tasks",
@@ -162,7 +165,7 @@ def _comparisons(run: RunFiles, reference: str) -> str:
     )
 
 
-def _comparison(c: Comparison) -> str:
+def _comparison(c: Comparison, where: str) -> str:
     verdict = '<span class="chip">inside the noise</span>' if c.inside_noise else ""
     ratio = "-" if c.cost_ratio is None else f"{c.cost_ratio:.2f}"
     numbers = (
@@ -174,7 +177,7 @@ def _comparison(c: Comparison) -> str:
     )
     cells = "".join(f'<td class="n">{text}</td>' for text in numbers)
     return (
-        f'<tr><th scope="row">{esc(c.ours)} vs {esc(c.other)}</th>{cells}'
+        f'<tr><th scope="row">{esc(where and f"{where}: ")}{esc(c.ours)} vs {esc(c.other)}</th>{cells}'
         f'<td>{verdict}</td><td class="n">{ratio}</td><td class="n">{c.n}</td></tr>'
     )
 

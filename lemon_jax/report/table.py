@@ -15,7 +15,7 @@ SAMPLE_WARNING = "built-in sample: these are not AQuA results"
 SIMULATED_WARNING = "simulated workers: no language model answered"
 WIDE = 110  # columns from which each row names its own setting; below, the title speaks for all
 _DASH = "-"
-_SETTING = ("bench", "split", "seed", "extractor", "protocol")
+_SETTING = ("bench", "split", "seed", "extractor", "protocol", "prices")
 _TEXTS = ("method", "setting", "accuracy")  # columns that are not numbers
 
 Row = Mapping[str, Any]
@@ -73,20 +73,20 @@ def title_line(summary: Mapping[str, Any]) -> str:
         f"{plain(data['source'])} data" if data.get("source") else "",
     ]
     rows = objects(summary.get("eval"))
-    for key in ("extractor", "protocol"):
-        values = {plain(row[key]) for row in rows if row.get(key)}
+    for key in ("extractor", "protocol", "prices"):
+        values = {_said(row[key]) for row in rows if row.get(key)}
         parts.append(f"{key} {values.pop()}" if len(values) == 1 else "")
     return ", ".join(part for part in parts if part)
 
 
 def setting_keys(rows: list[dict[str, Any]], *, every: bool) -> list[str]:
-    """Which of bench, split, seed, extractor and protocol the rows must name.
+    """Which of bench, split, seed, extractor, protocol and prices the rows must name.
 
     `every`: all that a row has; else those in which the rows differ, which no title can say for all.
     """
     found = []
     for key in _SETTING:
-        values = {plain(row.get(key, _DASH)) for row in rows}
+        values = {_said(row.get(key, _DASH)) for row in rows}
         if len(values) > 1 or (every and values - {_DASH}):
             found.append(key)
     return found
@@ -196,7 +196,16 @@ def _setting_column(keys: list[str]) -> tuple[str, str, Callable[[Row], str]]:
     # header "bench split seed\\nextractor protocol", cell "aqua test 0 lemon full"
     """
     header = " ".join(keys[:3]) + ("\n" if len(keys) > 3 else "") + " ".join(keys[3:])
-    return header, "setting", lambda row: " ".join(plain(row.get(key, _DASH)) for key in keys)
+    return header, "setting", lambda row: " ".join(_said(row.get(key, _DASH)) for key in keys)
+
+
+def _said(value: object) -> str:
+    """A setting in a cell; prices are a list, and stand as the flag gives them.
+
+    # In: [1.0, 3.0, 10.0]   Out: "1,3,10"
+    """
+    numbers = value if isinstance(value, list) else []
+    return ",".join(plain(x).removesuffix(".0") for x in numbers) or plain(value)
 
 
 def _count(key: str) -> Callable[[Row], str]:

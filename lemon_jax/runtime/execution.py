@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from lemon_jax.backends import CapacityConfig, CostRates
+from lemon_jax.backends import CostRates
 
 
 class Status(StrEnum):
@@ -42,19 +43,19 @@ class Usage:
 
 
 def call_cost(
-    capacity: CapacityConfig,
+    price: float,
     rates: CostRates,
     *,
     prompt_tokens: int,
     prefix_tokens: int,
     generated_tokens: int,
 ) -> float:
-    """Cost of one call in units of a generated token at price 1.
+    """Cost of one call, or of several at one price, in units of a generated token at price 1.
 
     price x (generated + 0.25 x prompt beyond the fixed prefix + 0.025 x fixed prefix), with the
     rates of the worker file; the prefix is cheaper because any server caches it.
     """
-    return capacity.price * (
+    return price * (
         rates.generated * generated_tokens
         + rates.prompt * (prompt_tokens - prefix_tokens)
         + rates.fixed_prefix * prefix_tokens
@@ -87,3 +88,19 @@ class Execution:
     @property
     def usage(self) -> Usage:
         return sum((a.usage for a in self.agents), Usage())
+
+    def at_prices(self, prices: Mapping[str, float], rates: CostRates) -> Execution:
+        """The same tokens at other prices, by capacity."""
+        return replace(self, agents=tuple(_at_price(a, prices[a.capacity], rates) for a in self.agents))
+
+
+def _at_price(run: AgentRun, price: float, rates: CostRates) -> AgentRun:
+    usage = run.usage
+    cost = call_cost(
+        price,
+        rates,
+        prompt_tokens=usage.prompt_tokens,
+        prefix_tokens=usage.prefix_tokens,
+        generated_tokens=usage.generated_tokens,
+    )
+    return replace(run, usage=replace(usage, cost=cost))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -22,7 +22,7 @@ from lemon_jax.runtime.tools import (
     nearest_option,
     run_program,
 )
-from lemon_jax.spec import ROLES, Agent, BaseRole, Spec, order
+from lemon_jax.spec import CAPACITIES, ROLES, Agent, BaseRole, Spec, order
 
 # Reads the final answer off a reply, or None. The bench's rule is passed in, so that votes count
 # exactly what the score counts.
@@ -60,11 +60,13 @@ class Executor:
         scope: str = "",
         on_agent: Callable[[AgentRun], None] | None = None,
         repeats: Mapping[str, int] | None = None,
+        prices: Sequence[float] | None = None,
     ) -> Execution:
         """Run every agent of a valid spec once its dependencies are done.
 
         Agents that nobody listens to run too: the spec asked for them, and their tokens count. `repeats` are
-        places among equal agents that some have already (`repeat_indices`).
+        places among equal agents that some have already (`repeat_indices`). `prices`, one for each capacity,
+        replace the worker file's in what it cost; the calls and their keys are the same.
         """
         tasks: dict[str, asyncio.Task[AgentRun]] = {}
         places = repeat_indices(spec, repeats)
@@ -80,7 +82,11 @@ class Executor:
         output = tasks[spec.output].result()
         # What a tool could not make a value of is no answer, whatever number stands in it.
         text = "" if output.status is Status.NO_ANSWER else output.output
-        return Execution(agents=runs, answer_text=text, infra_failed=failed)
+        execution = Execution(agents=runs, answer_text=text, infra_failed=failed)
+        if prices is None:
+            return execution
+        by_capacity = dict(zip(CAPACITIES, prices, strict=True))
+        return execution.at_prices(by_capacity, self._caller.pool.config.cost)
 
     async def _run_when_ready(
         self,
@@ -154,7 +160,7 @@ class Executor:
             "generated_tokens": call.generated_tokens,
         }
         pool = self._caller.pool
-        cost = call_cost(pool.capacity(level), pool.config.cost, **tokens)
+        cost = call_cost(pool.capacity(level).price, pool.config.cost, **tokens)
         return Usage(calls=1, cost=cost, unmetered=int(call.unmetered), **tokens)
 
     async def _outcome(self, role: BaseRole, problem: Problem, call: Call) -> _Outcome:

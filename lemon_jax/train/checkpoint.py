@@ -34,7 +34,7 @@ class Restored(NamedTuple):
     step: int  # how many were done
     state: TrainState
     sampler: EditSampler
-    ahead: Mapping[str, np.ndarray]  # specs of the next step (`train.ahead`); empty without overlap
+    more: Mapping[str, np.ndarray]  # see `Trainer._more`; empty without
 
 
 class Checkpoints:
@@ -67,7 +67,7 @@ class Checkpoints:
         step: int,
         state: TrainState,
         sampler: EditSampler,
-        ahead: Mapping[str, np.ndarray] | None = None,
+        more: Mapping[str, np.ndarray] | None = None,
     ) -> None:
         """Begin to keep the state after `step` steps; older ones but one are removed. The state may change
         as soon as this returns.
@@ -79,7 +79,7 @@ class Checkpoints:
         with self._full_disk(step):
             self._pending = (
                 step,
-                self._checkpointer.save_async(step, _tree(step, state, sampler, ahead), overwrite=True),
+                self._checkpointer.save_async(step, _tree(step, state, sampler, more), overwrite=True),
             )
 
     def wait(self) -> None:
@@ -102,7 +102,7 @@ class Checkpoints:
             ) from error
 
     def restore(
-        self, like: TrainState, sampler: EditSampler, ahead: Mapping[str, np.ndarray] | None = None
+        self, like: TrainState, sampler: EditSampler, more: Mapping[str, np.ndarray] | None = None
     ) -> Restored | None:
         """The newest readable checkpoint; None if there is none.
 
@@ -112,7 +112,7 @@ class Checkpoints:
         Raises LemonError where every checkpoint is damaged, or a sound one is another model's; then the
         message names each leaf that differs.
         """
-        template = jax.tree.map(_abstract, _tree(0, like, sampler, ahead))
+        template = jax.tree.map(_abstract, _tree(0, like, sampler, more))
         steps = self.hosts.on_first(
             lambda: sorted((c.step for c in self._checkpointer.checkpoints), reverse=True)
         )
@@ -133,7 +133,7 @@ class Checkpoints:
             sums, weights = (tuple(map(float, row)) for row in np.asarray(tree["edit_sampler"]))
             restored = TrainState(params=tree["params"], opt_state=tree["opt_state"])
             sampler = replace(sampler, sums=sums, weights=weights)
-            return Restored(int(tree["step"]), restored, sampler, tree.get("ahead", {}))
+            return Restored(int(tree["step"]), restored, sampler, tree.get("more", {}))
         if steps:
             raise LemonError(f"{self.folder}: all {len(steps)} checkpoints are damaged; start a new run")
         return None
@@ -169,7 +169,7 @@ def folder_of(path: Path | str) -> epath.Path:
 
 
 def _tree(
-    step: int, state: TrainState, sampler: EditSampler, ahead: Mapping[str, np.ndarray] | None
+    step: int, state: TrainState, sampler: EditSampler, more: Mapping[str, np.ndarray] | None
 ) -> dict[str, Any]:
     tree = {
         "params": state.params,
@@ -177,7 +177,7 @@ def _tree(
         "edit_sampler": np.asarray([sampler.sums, sampler.weights], np.float64),
         "step": np.asarray(step, np.int32),
     }
-    return tree | ({"ahead": dict(ahead)} if ahead else {})
+    return tree | ({"more": dict(more)} if more else {})
 
 
 def _abstract(leaf: Any) -> Any:

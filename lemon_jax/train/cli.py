@@ -197,7 +197,7 @@ def _summary(
         "seed": args.seed,
         "steps": 0,
         "wall_s": round(seconds, 1),
-        "data": tested(dataset),
+        "data": tested([dataset]),
         "train": {"live_calls": live_calls},
         "eval": [row],
         **({"simulated": True} if row.get("simulated") else {}),
@@ -246,7 +246,7 @@ def _facts(
             "tasks": len(tasks),
             "seed": args.seed,
         },
-        **made_of(dataset, pool, ["xllamacpp"]),
+        **made_of([dataset], pool, ["xllamacpp"]),
     }
 
 

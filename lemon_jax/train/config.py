@@ -7,9 +7,10 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from lemon_jax.bench import Prices
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import ACCEPTED
-from lemon_jax.spec import CHOICE_OF, DEFAULT_BASELINES, FAMILIES
+from lemon_jax.spec import CHOICE_OF, DEFAULT_BASELINES, FAMILIES, OPT_IN_FAMILIES
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.grading import Grader
 from lemon_jax.train.rewards import RewardConfig
@@ -78,7 +79,8 @@ class ScaleConfig:
 class RunConfig:
     """All that decides a run's numbers. Where it is written, and whether recordings serve it, does not."""
 
-    bench: str
+    bench: str  # or several, "gsm8k,svamp": one policy is trained on all of them, on each as often
+    eval_bench: str = ""  # where policies and baselines are tested, as `bench`; "": on what is trained on
     protocol: str = "full"  # which splits are trained and evaluated on, and by which rule answers are read
     preset: str = "default"
     workers: str = "embedded"
@@ -93,10 +95,14 @@ class RunConfig:
     noise_gate: float = 0.0  # contrasts within so many standard errors of 0 are not learned from; 0: off
     common_random_numbers: bool = True  # an edited spec asks its workers with the original's sample indices
     edit_families: str = ",".join(FAMILIES)  # what an edit may change; opt-in ones: see lemon_jax.spec.edits
+    predicted_edits: int = 0  # more edits a step, of any family, by what past executions say: contrast_model
     edit_sampling: Literal["adaptive", "uniform"] = "adaptive"  # of a family: by its contrasts, or evenly
     dynamic_sampling: int = 0  # rounds in which groups without signal are replaced, at most; 0: none are
     overlap: bool = False  # a step's specs are executed beside the update before: off-policy by one step
     updates_per_step: int = 2  # passes over a step's specs; from the second on the ratios are clipped
+    tell_prices: bool = False  # what the policy reads begins with the prices of the capacities
+    price_tables: tuple[Prices, ...] = ()  # training's, small to large, dealt to tasks; (): the worker file's
+    prices: Prices = ()  # those of the evaluation; (): the worker file's
     constrained: bool = False  # specs are sampled, and scored, within the canonical spec language
     fixed_choices: str = ""  # some of lemon_jax.spec.CHOICES, which that language then leaves out (ablations)
     eval_tasks: int = 50
@@ -113,6 +119,16 @@ class RunConfig:
     update: UpdateConfig = field(default_factory=UpdateConfig)
 
     @property
+    def trained(self) -> tuple[str, ...]:
+        """The benches that are trained on."""
+        return _names(self.bench)
+
+    @property
+    def tested(self) -> tuple[str, ...]:
+        """The benches that are evaluated on."""
+        return _names(self.eval_bench or self.bench)
+
+    @property
     def specs_per_step(self) -> int:
         return self.tasks_per_step * self.group
 
@@ -126,6 +142,12 @@ class RunConfig:
         """Those of `edit_families` whose edits stay within the language of the run."""
         named = (name.strip() for name in self.edit_families.split(","))
         return tuple(name for name in named if CHOICE_OF.get(name) not in self.fixed)
+
+    @property
+    def predicted_families(self) -> tuple[str, ...]:
+        """What a predicted edit may change: it costs nothing, so all that does not leave the language."""
+        every = (*FAMILIES, *OPT_IN_FAMILIES)
+        return tuple(name for name in every if CHOICE_OF.get(name) not in self.fixed)
 
     @property
     def edit_sampler(self) -> EditSampler:
@@ -150,9 +172,15 @@ class RunConfig:
         nested = {
             "reward": RewardConfig(**values.get("reward", {})),
             "update": UpdateConfig(**values.get("update", {})),
+            "price_tables": tuple(map(tuple, values.get("price_tables", ()))),  # JSON has lists
+            "prices": tuple(values.get("prices", ())),
         }
         return cls(**(values | nested))
 
     def sha256(self) -> str:
         text = json.dumps(self.to_dict(), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(","))

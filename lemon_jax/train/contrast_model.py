@@ -13,19 +13,22 @@ difference of reward, the posterior is normal (Bishop 2006, eq. 3.50 to 3.54):
     mean = (A + ridge I)^-1 b,    covariance = noise^2 (A + ridge I)^-1,    ridge = noise^2 / prior^2
 
 An edit's predicted contrast is mean . (phi(y) - phi(y')), with the standard error that the covariance gives.
+One within a standard error of 0 is not learned from.
 """
 
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lemon_jax.spec import CAPACITIES, ROLES, Spec, edges, parse
+from lemon_jax.orchestrator import Rollout
+from lemon_jax.spec import CAPACITIES, ROLES, Edit, Spec, applicable, edges
+from lemon_jax.train.contrasts import Contrast
 
 NOISE, PRIOR = 0.5, 0.3  # of rewards: a success that comes half of the time; what one choice may change
 
@@ -77,6 +80,15 @@ class ContrastModel:
     products: NDArray[np.float64] = field(default_factory=lambda: np.zeros((len(_NAMES), len(_NAMES))))
     targets: Vector = field(default_factory=lambda: np.zeros(len(_NAMES)))
 
+    @classmethod
+    def of(cls, arrays: Mapping[str, np.ndarray]) -> ContrastModel:
+        """The model that `arrays` came of."""
+        return cls(products=np.array(arrays["products"]), targets=np.array(arrays["targets"]))
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """For a checkpoint."""
+        return {"products": self.products, "targets": self.targets}
+
     def learn(self, differences: Iterable[tuple[Vector, float]]) -> None:
         """Add differences of features and of rewards; those with an unknown reward are left out."""
         for x, difference in differences:
@@ -95,39 +107,64 @@ class ContrastModel:
 
 
 def differences_of(
-    specs: Sequence[Spec | None],
-    rewards: Sequence[float],
-    group: int,
-    contrasts: Iterable[tuple[Spec, Spec, float]],
+    rollouts: Sequence[Rollout], rewards: Sequence[float], group: int, contrasts: Iterable[Contrast]
 ) -> list[tuple[Vector, float]]:
-    """A step's differences: of the rollouts of each group of `group` to its mean, those without a spec or
-    with an unknown reward (NaN) left out; then of each (original, edited, D)."""
+    """A step's differences: of each rollout to the mean of its group, those that are invalid or whose reward
+    is unknown (NaN) left out; then of each original to its edit."""
     out = []
-    for start in range(0, len(specs), group):
-        members = range(start, min(start + group, len(specs)))
-        known = [(specs[i], rewards[i]) for i in members if not math.isnan(rewards[i])]
-        pairs = [(features(spec), reward) for spec, reward in known if spec is not None]
-        if len(pairs) > 1:
-            x = np.stack([x for x, _ in pairs])
-            r = np.array([r for _, r in pairs])
+    for start in range(0, len(rollouts), group):
+        members = [i for i in range(start, start + group) if rollouts[i].valid and not math.isnan(rewards[i])]
+        if len(members) > 1:
+            x = np.stack([features(_spec(rollouts[i])) for i in members])
+            r = np.array([rewards[i] for i in members])
             out += list(zip(x - x.mean(axis=0), (r - r.mean()).tolist(), strict=True))
-    out += [(features(original) - features(edited), d) for original, edited, d in contrasts]
+    for c in contrasts:
+        out.append((features(_spec(rollouts[c.index])) - features(c.edit.spec), c.difference))
     return out
 
 
-def recall(rows: Iterable[Mapping[str, Any]], group: int) -> ContrastModel:
-    """The model that a run had after these lines of its executions.jsonl."""
-    model = ContrastModel()
-    step: list[Mapping[str, Any]] = []
-    for row in rows:
-        if step and row.get("step") != step[0].get("step"):
-            model.learn(_of_rows(step, group))
-            step = []
-        step.append(row)
-    if step:
-        model.learn(_of_rows(step, group))
-    return model
+def predicted_edits(
+    model: ContrastModel,
+    rollouts: Sequence[Rollout],
+    families: Sequence[str],
+    count: int,
+    rng: random.Random,
+) -> list[tuple[int, Edit, float]]:
+    """At most `count` edits (rollout, edit, predicted contrast) that are more than a standard error from 0,
+    drawn evenly: of each valid rollout one, then of each another one, and so on."""
+    valid = [i for i, rollout in enumerate(rollouts) if rollout.valid]
+    made = {i: applicable(rollouts[i].parsed, families) for i in valid}
+    found = [(i, edit) for i in valid for edit in made[i]]
+    predicted, errors = model.predict([(_spec(rollouts[i]), edit.spec) for i, edit in found])
+    waiting: dict[int, list[tuple[int, Edit, float]]] = {}
+    for (i, edit), d, error in zip(found, predicted.tolist(), errors.tolist(), strict=True):
+        if abs(d) > error:
+            waiting.setdefault(i, []).append((i, edit, d))
+    order = list(waiting)
+    rng.shuffle(order)
+    for edits in waiting.values():
+        rng.shuffle(edits)
+    rounds = max(map(len, waiting.values()), default=0)
+    chosen = [waiting[i][n] for n in range(rounds) for i in order if n < len(waiting[i])]
+    return chosen[:count]
 
 
-def _of_rows(rows: Sequence[Mapping[str, Any]], group: int) -> list[tuple[Vector, float]]:
-    raise NotImplementedError
+def prediction_metrics(
+    model: ContrastModel, rollouts: Sequence[Rollout], contrasts: Sequence[Contrast]
+) -> dict[str, float | None]:
+    """How well the model foresaw the executed contrasts it has not learned from yet: the mean square of
+    D - prediction, and of D alone, which is the error of a model that predicts 0."""
+    known = [c for c in contrasts if not math.isnan(c.difference)]
+    predicted, _ = model.predict([(_spec(rollouts[c.index]), c.edit.spec) for c in known])
+    d = np.array([c.difference for c in known])
+    if not known:
+        return {"prediction_error": None, "prediction_error_of_0": None}
+    return {
+        "prediction_error": float(np.mean((d - predicted) ** 2)),
+        "prediction_error_of_0": float(np.mean(d**2)),
+    }
+
+
+def _spec(rollout: Rollout) -> Spec:
+    assert rollout.parsed.spec is not None  # only valid ones come here
+    return rollout.parsed.spec

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from lemon_jax.bench import Grade, Task, wilson
+from lemon_jax.bench import Grade, Prices, Task, wilson
 from lemon_jax.runtime import AgentRun, CallStore, Execution, Executor, Usage
 from lemon_jax.spec import Edit, Parsed, Spec, dump, parse
 from lemon_jax.train.grading import Grader
@@ -22,7 +22,7 @@ class Setting:
     """What a result was measured on, and how: a row that carries it can be quoted alone.
 
     `extractor` is the rule that read the answers off the replies, `protocol` the bench's choice of
-    splits; both as `bench.grade` and `bench.load` name them.
+    splits; both as `bench.grade` and `bench.load` name them. `prices` stand in the row if there are any.
     """
 
     bench: str
@@ -30,6 +30,7 @@ class Setting:
     seed: int
     extractor: str = "lemon"
     protocol: str = "full"
+    prices: Prices | None = None  # the tasks'; None: the worker file's
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,11 +93,11 @@ async def execute(
 ) -> Scored:
     """Run a parsed spec (repaired, if that is all there is) on a task and grade its answer.
 
-    `repeats` are handed to `Executor.execute`.
+    `repeats` are handed to `Executor.execute`, as the task's prices are.
     """
     if parsed.spec is None:
         return Scored(task=task, parsed=parsed, execution=None, grade=NOT_EXECUTED)
-    execution = await executor.execute(parsed.spec, task, scope=scope, repeats=repeats)
+    execution = await executor.execute(parsed.spec, task, scope=scope, repeats=repeats, prices=task.prices)
     verdict = NOT_EXECUTED
     if not execution.infra_failed:  # such an answer is not judged, and there may be none
         verdict = await (grader or Grader()).grade(task, execution.answer_text)
@@ -139,6 +140,8 @@ def record(
         "infra_failed": scored.infra_failed,
         "cost": _cost(execution.usage) if execution else 0.0,
     }
+    if scored.task.prices is not None:
+        row["prices"] = list(scored.task.prices)
     if reward is not None:
         row["reward"] = reward
     if group_index is not None:
@@ -272,13 +275,15 @@ async def evaluate(
         "unmetered_calls": unmetered,
         "wall_s": round(time.monotonic() - start, 1),
     }
+    if setting.prices is not None:
+        row["prices"] = list(setting.prices)
     if regret is not None:
         each = [value for s in scored if not math.isnan(value := regret(s.parsed, s.task))]
         row["regret_per_task"] = round(sum(each) / len(each), 4) if each else None
         row["simulated"] = True
     return row, [
         record(s, phase="eval", method=method, step=None)
-        | {"output": s.execution.answer_text if s.execution else ""}
+        | {"bench": setting.bench, "output": s.execution.answer_text if s.execution else ""}
         for s in scored
     ]
 

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol
@@ -24,6 +25,7 @@ from lemon_jax.train.config import RunConfig, ScaleConfig
 from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
 from lemon_jax.train.hosts import Hosts
 from lemon_jax.train.optimum import Optimum
+from lemon_jax.train.prices import at_prices, policy_text
 from lemon_jax.train.provenance import SPLIT, made_of, tested
 from lemon_jax.train.regret import Regret
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, OTHER_CALLS, SUMMARY, TIMINGS, RunDir
@@ -51,7 +53,7 @@ class Job:
     """Everything a run needs, already resolved and checked."""
 
     config: RunConfig
-    dataset: Dataset
+    datasets: Mapping[str, Dataset]  # of the benches that are trained and tested on, by name
     policy: Orchestrator
     pool: WorkerPool
     run: RunDir
@@ -80,12 +82,11 @@ class Job:
             caller = Caller(self.pool, store)
             executor = Executor(caller, read_answer, allow_unsandboxed=self.allow_unsandboxed)
             trained = await self._train(executor, store)
-            tasks = choose_tasks(self.dataset.test, self.config.eval_tasks, self.config.seed)
             found = None
             if self.config.best_fixed:
                 found = await self.hosts.run_on_first(lambda: self._search(executor, store))
                 self.hosts.sync(store)
-            rows = await self._evaluate(executor, store, tasks, trained, found)
+            rows = await self._evaluate(executor, store, trained, found)
             if not self.hosts.first:
                 return {}
             summary = self._summary(rows, store, time.monotonic() - started)
@@ -109,7 +110,7 @@ class Job:
         trainer = Trainer(
             config=self.config,
             policy=self.policy,
-            tasks=self.dataset.train,
+            tasks=at_prices(self._train_tasks(), (), self.config, self.pool),
             executor=executor,
             store=store,
             run=self.run,
@@ -148,6 +149,9 @@ class Job:
         finally:
             trainer.close()
 
+    def _train_tasks(self) -> list[Task]:
+        return [task for bench in self.config.trained for task in self.datasets[bench].train]
+
     async def _search(self, executor: Executor, store: CallStore) -> Found | None:
         """The best fixed spec that as many worker tokens find as the training used."""
         used = sum(row["worker_tokens"] for row in self.run.read(METRICS))
@@ -159,7 +163,7 @@ class Job:
         found = await search_fixed(
             executor,
             store,
-            self.dataset.train,
+            at_prices(self._train_tasks(), self.config.prices, self.config, self.pool),
             rewards=self.config.reward,
             grader=self.config.grader,
             budget=budget,
@@ -175,34 +179,57 @@ class Job:
         self,
         executor: Executor,
         store: CallStore,
-        tasks: list[Task],
         trained: Orchestrator,
         found: Found | None,
     ) -> list[dict[str, Any]]:
+        """The rows of every bench that is tested on, one bench after the other."""
+        tasks = {}
+        for bench in self.config.tested:
+            chosen = choose_tasks(self.datasets[bench].test, self.config.eval_tasks, self.config.seed)
+            tasks[bench] = at_prices(chosen, self.config.prices, self.config, self.pool)
+        texts = {bench: [policy_text(t, self.config) for t in part] for bench, part in tasks.items()}
+        # One for all benches: the policies are compiled once.
+        slots = self.policy.prompt_slots([text for part in texts.values() for text in part])
+        policies = {"lemon": trained, "warmstart": self.policy}
+        if self.config.steps == 0:  # one and the same
+            del policies["warmstart"]
+        rows = []
+        for bench, part in tasks.items():
+            specs: dict[str, list[Parsed]] = {}
+            for method, policy in policies.items():
+                written = policy.write_greedy(
+                    texts[bench], prompt_slots=slots, constrained=self.config.constrained
+                )
+                specs[method] = [_verdict(r) for r in written]
+            known = baselines(seed=self.config.seed, family=part[0].family)
+            specs |= {n: fixed(known[n], len(part)) for n in baseline_names(self.config.baselines)}
+            if found is not None:
+                specs[BEST_FIXED] = fixed(found.spec, len(part))
+            rows += await self._evaluate_specs(executor, store, bench, part, specs)
+        return rows
+
+    async def _evaluate_specs(
+        self,
+        executor: Executor,
+        store: CallStore,
+        bench: str,
+        tasks: Sequence[Task],
+        specs: Mapping[str, list[Parsed]],
+    ) -> list[dict[str, Any]]:
+        """A row for each method, by its specs for the tasks of one bench."""
         grader = self.config.grader
         setting = Setting(
-            bench=self.config.bench,
+            bench=bench,
             split=SPLIT,
             seed=self.config.seed,
             extractor=grader.extractor,
             protocol=self.config.protocol,
+            prices=tasks[0].prices,
         )
-        texts = [t.prompt() for t in tasks]
-        slots = self.policy.prompt_slots(texts)
-        specs: dict[str, list[Parsed]] = {}
-        policies = {"lemon": trained, "warmstart": self.policy}
-        if self.config.steps == 0:  # one and the same
-            del policies["warmstart"]
-        for method, policy in policies.items():
-            written = policy.write_greedy(texts, prompt_slots=slots, constrained=self.config.constrained)
-            specs[method] = [_verdict(r) for r in written]
-        known = baselines(seed=self.config.seed, family=tasks[0].family)
-        specs |= {n: fixed(known[n], len(tasks)) for n in baseline_names(self.config.baselines)}
-        if found is not None:
-            specs[BEST_FIXED] = fixed(found.spec, len(tasks))
+        where = f" on {bench}" if len(self.config.tested) > 1 else ""
         rows = []
         for method, parsed in specs.items():
-            self.progress.phase(f"evaluating {method}", len(tasks))
+            self.progress.phase(f"evaluating {method}{where}", len(tasks))
             row, lines = await evaluate(
                 executor,
                 store,
@@ -235,7 +262,7 @@ class Job:
             "seed": self.config.seed,
             "steps": self.config.steps,
             "wall_s": round(self._earlier_s + wall_s, 1),
-            "data": tested(self.dataset),
+            "data": tested([self.datasets[bench] for bench in self.config.tested]),
             "train": {
                 "executions": total("executions"),
                 "counterfactual_executions": total("counterfactual_executions"),
@@ -271,7 +298,7 @@ def _mean(values: list[float]) -> float | None:
 
 def manifest(
     config: RunConfig,
-    dataset: Dataset,
+    datasets: Mapping[str, Dataset],
     policy: Orchestrator,
     pool: WorkerPool,
     scale: ScaleConfig | None = None,
@@ -286,5 +313,5 @@ def manifest(
         "tokenizer_sha256": policy.tokenizer.sha256,
         **({"chat_template_sha256": policy.chat.sha256} if policy.chat else {}),
         "policy_sha256": params_sha256(policy.decoder),
-        **made_of(dataset, pool, PACKAGES),
+        **made_of([*datasets.values()], pool, PACKAGES),
     }

@@ -25,7 +25,7 @@ from lemon_jax.backends.simulated import COMPUTED, Form, output_words, prompt_to
 from lemon_jax.bench import Task, gdesigner, grade
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime import Usage, call_cost, fixed_prefix
-from lemon_jax.spec import ROLES, Agent, Spec, order
+from lemon_jax.spec import CAPACITIES, ROLES, Agent, Spec, order
 from lemon_jax.train.rewards import RewardConfig, reward
 from lemon_jax.train.simulation import task_text
 
@@ -98,10 +98,10 @@ class Optimum:
             "prefix_tokens": min(prompt, prompt_tokens(parameters, level, prefix + 1)),
             "generated_tokens": round(parameters.levels[level].tokens[agent.role]),
         }
-        config = self.pool.config
-        return Usage(
-            calls=1, cost=call_cost(self.pool.capacity(agent.capacity), config.cost, **tokens), **tokens
-        )
+        price = self.pool.capacity(agent.capacity).price
+        if task.prices is not None:
+            price = task.prices[CAPACITIES.index(agent.capacity)]
+        return Usage(calls=1, cost=call_cost(price, self.pool.config.cost, **tokens), **tokens)
 
     def p_correct(self, spec: Spec, task: Task) -> float:
         """The probability that the spec's answer is graded as correct."""

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from lemon_jax.bench import SOURCES
 from lemon_jax.errors import LemonError
-from lemon_jax.spec import CHOICES, FAMILIES, OPT_IN_FAMILIES, baseline_names
+from lemon_jax.spec import CAPACITIES, CHOICES, FAMILIES, OPT_IN_FAMILIES, baseline_names
 from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.rewards import RewardConfig
 
@@ -36,11 +36,12 @@ _COUNTS = (
     "search_tokens",
     "lora_rank",
     "dynamic_sampling",
+    "predicted_edits",
 )
 
 
 def load_preset(path: Path, bench: str) -> RunConfig:
-    """The configuration of a preset file for one bench.
+    """The configuration of a preset file for a bench; for several benches that of no bench's own table.
 
     Raises:
         LemonError: the file cannot be read, or all its faults by key.
@@ -78,6 +79,7 @@ def check_counts(config: RunConfig) -> None:
         "search_tokens": 0,
         "lora_rank": 0,
         "dynamic_sampling": 0,
+        "predicted_edits": 0,
     }
 
     faults = [
@@ -114,7 +116,7 @@ def check_counts(config: RunConfig) -> None:
         baseline_names(config.baselines)
     except LemonError as fault:
         faults.append(str(fault))
-    faults += _lora_faults(config)
+    faults += _bench_faults(config) + _price_faults(config) + _lora_faults(config)
     if not 0 <= config.seed < 2**32:
         faults.append(f"seed is {config.seed}, it must be from 0 to {2**32 - 1}")
     update = config.update
@@ -157,6 +159,34 @@ def _choice_faults(config: RunConfig) -> list[str]:
     return faults
 
 
+def _bench_faults(config: RunConfig) -> list[str]:
+    faults = [
+        f"{flag} is {text!r}, expected each bench once"
+        for flag, text, names in (
+            ("bench", config.bench, config.trained),
+            ("eval-bench", config.eval_bench, config.tested),
+        )
+        if len({*names}) < len(names)  # names that nobody has are known where the data is looked for
+    ]
+    if config.best_fixed and len(config.trained) > 1:
+        faults.append("best-fixed searches on one bench; give each bench a run of its own")
+    return faults
+
+
+def _price_faults(config: RunConfig) -> list[str]:
+    tables = [("price-tables", table) for table in config.price_tables]
+    tables += [("prices", config.prices)] if config.prices else []
+    return [
+        f"{name} has {table!r}, expected three prices of at least 0 (small, medium, large), such as 1,3,10"
+        for name, table in tables
+        if not isinstance(table, tuple) or len(table) != len(CAPACITIES) or not all(map(_is_price, table))
+    ]
+
+
+def _is_price(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf
+
+
 def _lora_faults(config: RunConfig) -> list[str]:
     if not config.lora_rank:
         unused = config.lora_targets != RunConfig.lora_targets
@@ -175,9 +205,11 @@ def _lora_faults(config: RunConfig) -> list[str]:
 
 def _apply(config: Any, values: dict[str, Any], where: str, faults: list[str]) -> Any:
     known = {f.name: getattr(config, f.name) for f in fields(config)}
-    known.pop("bench", None), known.pop("preset", None)
+    for name in ("bench", "eval_bench", "preset"):  # a preset is of no bench
+        known.pop(name, None)
     changes: dict[str, Any] = {}
-    for key, value in values.items():
+    for key, given in values.items():
+        value = _tuples(given)
         if key not in known:
             close = difflib.get_close_matches(key, known, 1)
             hint = f", did you mean {close[0]}" if close else f", expected one of {', '.join(known)}"
@@ -188,12 +220,17 @@ def _apply(config: Any, values: dict[str, Any], where: str, faults: list[str]) -
             else:
                 faults.append(f"{where}{key} must be a table")
         elif not _fits(value, known[key]):
-            faults.append(f"{where}{key} is {value!r}, expected {type(known[key]).__name__}")
+            kind = "list" if isinstance(known[key], tuple) else type(known[key]).__name__
+            faults.append(f"{where}{key} is {given!r}, expected {kind}")
         elif key in _WORDS and value not in _WORDS[key]:
             faults.append(f"{where}{key} is {value!r}, expected one of {', '.join(_WORDS[key])}")
         else:
             changes[key] = type(known[key])(value)
     return replace(config, **changes)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def _fits(value: Any, like: Any) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -57,18 +58,28 @@ def git_sha() -> str | None:
     return result.stdout.strip() or None
 
 
-def data_facts(dataset: Dataset) -> dict[str, Any]:
-    """The files that a run read, and what is wrong in them."""
-    return {"source": dataset.source, "sha256": dataset.sha256, "faults": list(dataset.faults)}
+def data_facts(datasets: Sequence[Dataset]) -> dict[str, Any]:
+    """The files that a run read, and what is wrong in them; of several benches also for each of them."""
+    each = {d.bench: {"source": d.source, "sha256": d.sha256, "faults": list(d.faults)} for d in datasets}
+    return _joint(datasets, each) | {"faults": [fault for d in datasets for fault in d.faults]}
 
 
-def tested(dataset: Dataset) -> dict[str, Any]:
-    """What the evaluations of a summary are out of."""
+def tested(datasets: Sequence[Dataset]) -> dict[str, Any]:
+    """What the evaluations of a summary are out of; of several benches also for each of them."""
+    each = {d.bench: {"source": d.source, "n": len(d.test), "sha256": d.sha256} for d in datasets}
+    return _joint(datasets, each) | {"split": SPLIT, "n": sum(len(d.test) for d in datasets)}
+
+
+def _joint(datasets: Sequence[Dataset], each: dict[str, Any]) -> dict[str, Any]:
+    """Source and digest of all: one bench's own; several are official if all of them are, and their digest
+    covers theirs."""
+    if len(datasets) == 1:
+        return {"source": datasets[0].source, "sha256": datasets[0].sha256}
+    digests = "".join(f"{d.sha256}  {d.bench}\n" for d in datasets)
     return {
-        "source": dataset.source,
-        "split": SPLIT,
-        "n": len(dataset.test),
-        "sha256": dataset.sha256,
+        "source": "official" if all(d.source == "official" for d in datasets) else "sample",
+        "sha256": hashlib.sha256(digests.encode()).hexdigest(),
+        "benches": each,
     }
 
 
@@ -97,14 +108,14 @@ def engine_facts(pool: WorkerPool) -> dict[str, str]:
     return {"engine": PROGRAM_VARIABLE if os.environ.get(PROGRAM_VARIABLE) else "packaged"}
 
 
-def made_of(dataset: Dataset, pool: WorkerPool, packages: Iterable[str]) -> dict[str, Any]:
+def made_of(datasets: Sequence[Dataset], pool: WorkerPool, packages: Iterable[str]) -> dict[str, Any]:
     """What every manifest says beside its configuration: code, libraries, machine, data and workers."""
     return {
         "git_sha": git_sha(),
         "versions": versions(packages),
         "platform": platform.platform(),
         "processor": processor(),
-        "data": data_facts(dataset),
+        "data": data_facts(datasets),
         "workers": worker_facts(pool),
         **engine_facts(pool),
     }

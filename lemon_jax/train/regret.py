@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lemon_jax.backends.response_model import Kind, relevant_word
-from lemon_jax.bench import Task
+from lemon_jax.bench import Prices, Task
 from lemon_jax.errors import LemonError
 from lemon_jax.spec import CAPACITIES, ROLES, Agent, Parsed, Spec
 from lemon_jax.spec.code_roles import CODE_ROLES
@@ -40,18 +40,19 @@ class Best:
 
 
 class Regret:
-    """Searches the best spec once for each task, and compares others with it."""
+    """Searches the best spec once for each task and its prices, and compares others with it."""
 
     def __init__(self, optimum: Optimum) -> None:
         self.optimum = optimum
-        self._best: dict[str, Best] = {}
+        self._best: dict[tuple[str, Prices | None], Best] = {}
 
     def best_spec(self, task: Task) -> Best:
         """The best spec of the space (see the module)."""
-        if task.id not in self._best:
+        key = task.id, task.prices
+        if key not in self._best:
             spec = _Search(self.optimum, task).best()
-            self._best[task.id] = Best(spec=spec, reward=self.optimum.expected_reward(spec, task))
-        return self._best[task.id]
+            self._best[key] = Best(spec=spec, reward=self.optimum.expected_reward(spec, task))
+        return self._best[key]
 
     def of(self, parsed: Parsed, task: Task, *, valid: bool = True) -> float:
         """The optimum less the expected reward of this spec; `valid` as in `rewards.reward_of`.

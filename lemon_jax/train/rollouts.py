@@ -33,17 +33,41 @@ from lemon_jax.train.rewards import Reward, reward_of
 def tasks_of_step(tasks: Sequence[Task], config: RunConfig, step: int, round_: int = 0) -> list[Task]:
     """The tasks of a step, a pure function of (seed, step): epochs of a seeded shuffle, end to end.
 
+    Each bench has epochs of its own, and the benches come in turn, so that of any number of positions each
+    has its share, up to one task, however many tasks it has. Price tables come in turn too; without any a
+    task keeps the prices that it has.
+
     With dynamic sampling a step has as many tasks again for each round that it may come to, whether it does
     or not, and no task is another step's too before the epoch ends.
     """
+    benches: dict[str, list[Task]] = {}
+    for task in tasks:
+        benches.setdefault(task.bench, []).append(task)
+    members = list(benches.values())
     out = []
     place = step * (config.dynamic_sampling + 1) + round_
     for position in range(place * config.tasks_per_step, (place + 1) * config.tasks_per_step):
-        epoch, index = divmod(position, len(tasks))
-        order = list(range(len(tasks)))
+        turn, bench = _in_turn(len(members), position, f"benches-{config.seed}")
+        epoch, index = divmod(turn, len(members[bench]))
+        order = list(range(len(members[bench])))
         random.Random(f"order-{config.seed}-{epoch}").shuffle(order)
-        out.append(tasks[order[index]])
+        task = members[bench][order[index]]
+        if config.price_tables:
+            _, table = _in_turn(len(config.price_tables), position, f"prices-{config.seed}")
+            task = replace(task, prices=config.price_tables[table])
+        out.append(task)
     return out
+
+
+def _in_turn(count: int, position: int, label: str) -> tuple[int, int]:
+    """(turn, who) at a position, where in each turn each of `count` has one position, in a seeded order.
+
+    # of 2, drawn as 1 0 | 0 1 | ...: position 3 -> (1, 1)
+    """
+    turn, place = divmod(position, count)
+    order = list(range(count))
+    random.Random(f"{label}-{turn}").shuffle(order)
+    return turn, order[place]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from dataclasses import dataclass, field
 from functools import partial
@@ -21,13 +22,21 @@ from lemon_jax.model.projection import LoraParam
 from lemon_jax.model.sharding import fetch, place, using
 from lemon_jax.orchestrator import Orchestrator, Rollout
 from lemon_jax.runtime import CallStore, Executor
+from lemon_jax.spec import Edit
 from lemon_jax.train.ahead import pack, unpack
-from lemon_jax.train.batch import make_batch, micro_batches, span_tokens
+from lemon_jax.train.batch import SpanTokens, make_batch, micro_batches, span_tokens
 from lemon_jax.train.checkpoint import Checkpoints
 from lemon_jax.train.config import RunConfig, ScaleConfig
+from lemon_jax.train.contrast_model import (
+    ContrastModel,
+    differences_of,
+    predicted_edits,
+    prediction_metrics,
+)
 from lemon_jax.train.dynamic_sampling import Executed, key_of_round, sample_dynamically
 from lemon_jax.train.hosts import Hosts, Preempted
 from lemon_jax.train.losses import group_advantages, zero_std_fraction
+from lemon_jax.train.prices import policy_text, training_texts
 from lemon_jax.train.regret import Regret
 from lemon_jax.train.rollouts import StepOutcome, execution_rows, run_step, step_metrics, tasks_of_step
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, TIMINGS, RunDir
@@ -91,11 +100,12 @@ class Trainer:
         self._frozen = tuple(cast(part, self.config.update) for part in rest)
         self._reference = cast(start, self.config.update)
         self.policy = self.policy.with_decoder(self._decoder(self._reference))
-        self._prompt_slots = self.policy.prompt_slots([t.prompt() for t in self.tasks])
+        self._prompt_slots = self.policy.prompt_slots([*training_texts(self.tasks, self.config)])
         # A copy: the update donates its state's buffers, and the reference must outlive them.
         params = jax.tree.map(lambda x: x.copy(), start)
         self._state = init_state(params, self.config.update)
         self._sampler = self.config.edit_sampler
+        self._model = ContrastModel()
         self._checkpoints = Checkpoints(self.checkpoints or self.run.checkpoints, self.hosts)
         self.steps_done = self._saved = 0
         self._begun: Begun | None = None  # the next step, if it is under way
@@ -103,12 +113,15 @@ class Trainer:
 
     def resume(self) -> int:
         """Load the newest readable checkpoint and cut the logs back to it; returns the steps done."""
-        restored = self._checkpoints.restore(self._state, self._sampler, self._ahead())
+        restored = self._checkpoints.restore(self._state, self._sampler, self._more())
         if restored is not None:
-            self.steps_done, self._state, self._sampler, ahead = restored
-            if ahead:
-                texts = [t.prompt() for t in tasks_of_step(self.tasks, self.config, self.steps_done)]
-                self._written = unpack(ahead, self.policy, texts, self.config.group)
+            self.steps_done, self._state, self._sampler, more = restored
+            if self.config.predicted_edits:
+                self._model = ContrastModel.of(more)
+            if self.config.overlap:
+                tasks = tasks_of_step(self.tasks, self.config, self.steps_done)
+                texts = [policy_text(t, self.config) for t in tasks]
+                self._written = unpack(more, self.policy, texts, self.config.group)
         self._saved = self.steps_done
         self.run.cut_back(self.steps_done)
         return self.steps_done
@@ -149,15 +162,16 @@ class Trainer:
 
     def _save(self) -> None:
         if self._saved != self.steps_done:
-            self._checkpoints.save(self.steps_done, self._state, self._sampler, self._ahead())
+            self._checkpoints.save(self.steps_done, self._state, self._sampler, self._more())
             self._saved = self.steps_done
 
-    def _ahead(self) -> dict[str, np.ndarray] | None:
-        """With overlap what a checkpoint holds of the step that is under way."""
-        if not self.config.overlap:
-            return None
-        written = self._begun.rollouts if self._begun else self._written or []
-        return pack(written, self.config.specs_per_step, self.policy.max_new)
+    def _more(self) -> dict[str, np.ndarray]:
+        """What else a checkpoint holds: with predicted edits their model, with overlap the step under way."""
+        arrays = self._model.arrays() if self.config.predicted_edits else {}
+        if self.config.overlap:
+            written = self._begun.rollouts if self._begun else self._written or []
+            arrays |= pack(written, self.config.specs_per_step, self.policy.max_new)
+        return arrays
 
     async def _break_off(self) -> None:
         """Leave no executions behind that nobody waits for."""
@@ -168,7 +182,7 @@ class Trainer:
 
     def _write(self, step: int, tasks: list[Task], round_: int) -> list[Rollout]:
         return self.policy.write(
-            [t.prompt() for t in tasks],
+            [policy_text(t, self.config) for t in tasks],
             key_of_round(self.config.seed, step, round_),
             group=self.config.group,
             temperature=self.config.update.temperature,
@@ -236,15 +250,20 @@ class Trainer:
         totals = outcome.totals()
         known = [c for c in outcome.contrasts if not np.isnan(c.difference)]
         spell = self.policy.spell if self.config.constrained else None
-        spans = [span_tokens(self.policy.tokenizer, outcome.rollouts[c.index], c.edit, spell) for c in known]
-        found = [(c, span) for c, span in zip(known, spans, strict=True) if span is not None]
+
+        def span_of(index: int, edit: Edit) -> SpanTokens | None:
+            return span_tokens(self.policy.tokenizer, outcome.rollouts[index], edit, spell)
+
+        found = [(c, span) for c in known if (span := span_of(c.index, c.edit)) is not None]
         edits = [(c.index, span, c.difference) for c, span in found if not c.gated]
+        predicted, facts = self._predict(outcome, totals, step)
+        edits += [(i, span, d) for i, edit, d in predicted if (span := span_of(i, edit)) is not None]
         batch = make_batch(
             outcome.rollouts,
             group_advantages(totals, self.config.group, scale=self.config.update.advantage_scale),
             [r.masked for r in outcome.rewards],
             edits,
-            num_edits=self.config.edits_per_step,
+            num_edits=self.config.edits_per_step + self.config.predicted_edits,
             prompt_slots=self._prompt_slots,
             pad_id=self.policy.tokenizer.pad_id,
         )
@@ -273,11 +292,28 @@ class Trainer:
                 )
         # The first pass sees the policy that sampled; only a later one can be clipped.
         metrics = passes[0] | {"clip_fraction": passes[-1]["clip_fraction"]}
-        metrics |= {"frac_reward_zero_std": zero_std_fraction(totals, self.config.group)}
+        metrics |= {"frac_reward_zero_std": zero_std_fraction(totals, self.config.group)} | facts
         if self.config.constrained:
             # Edits for which the sampled spec left too few tokens: their contrasts have no span to score.
             metrics["spans_beyond_max_new"] = len(known) - len(found)
         return metrics
+
+    def _predict(
+        self, outcome: StepOutcome, totals: np.ndarray, step: int
+    ) -> tuple[list[tuple[int, Edit, float]], dict[str, float | None]]:
+        """Edits with the contrasts that the model, this step included, expects of them; what it foresaw."""
+        config = self.config
+        if not config.predicted_edits:
+            return [], {}
+        facts = prediction_metrics(self._model, outcome.rollouts, outcome.contrasts)
+        self._model.learn(differences_of(outcome.rollouts, totals.tolist(), config.group, outcome.contrasts))
+        rng = random.Random(f"predicted-{config.seed}-{step}")
+        families = config.predicted_families
+        chosen = predicted_edits(self._model, outcome.rollouts, families, config.predicted_edits, rng)
+        sizes = [abs(d) for _, _, d in chosen]
+        facts |= {"predicted_edits": float(len(chosen))}
+        facts |= {"predicted_contrast": float(np.mean(sizes)) if sizes else None}
+        return chosen, facts
 
     def save_policy(self, manifest: dict[str, Any]) -> Orchestrator:
         """Write the trained policy into the run directory, in fp32, adapters merged; returns it as the run

@@ -276,7 +276,8 @@ def started(policy_folder, tmp_path):
     preset = (Path(run_script.__file__).parent / "presets") / "default.toml"
     config = replace(load_preset(preset, "multiarith"), workers=str(workers), policy=str(tmp_path / "policy"))
     policy, pool = Orchestrator.load(tmp_path / "policy"), WorkerPool(worker_config(str(workers)))
-    return RunDir.create(tmp_path / "run", manifest(config, load("multiarith"), policy, pool)).path
+    datasets = {"multiarith": load("multiarith")}
+    return RunDir.create(tmp_path / "run", manifest(config, datasets, policy, pool)).path
 
 
 def test_resuming_what_is_no_run(refused, tmp_path):

@@ -41,7 +41,12 @@ def run_made_up(rewards, rounds):
         each = [Reward(success=v, masked=math.isnan(v)) for v in values]
         assert len(tasks) * GROUP == len(rollouts)
         return StepOutcome(
-            tasks=tasks, rollouts=rollouts, scored=list(rollouts), rewards=each, contrasts=["edited"]
+            tasks=tasks,
+            rollouts=rollouts,
+            scored=list(rollouts),
+            rewards=each,
+            contrasts=["edited"],
+            resampled={},
         )
 
     return asyncio.run(sample_dynamically(config, 5, TASKS, write, run)), ran
