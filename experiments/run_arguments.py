@@ -112,7 +112,7 @@ def config_of(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[st
     preset = Path(name) if name.endswith(".toml") else PRESETS / f"{name}.toml"
     config = replace(load_preset(preset, args.bench), **given)
     if args.no_counterfactual:
-        config = replace(config, edits_per_step=0)
+        config = replace(config, edits_per_step=0, predicted_edits=0)
     elif "tasks_per_step" in given or "group" in given:
         # Fewer specs than the preset means to edit: every one of them is edited.
         most = max(config.specs_per_step * config.edits_per_rollout, 0)

@@ -201,8 +201,8 @@ def test_help_explains_every_flag_on_one_line_with_its_default(capsys, monkeypat
     assert end.value.code == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  --")]
     flags = "bench eval-bench protocol preset workers policy steps tasks-per-step group eval-tasks baselines"
-    flags += " best-fixed search-tokens seed out resume replay data tell-prices prices constrained no-counterfactual"
-    flags += " fresh accept-isolation"
+    flags += " best-fixed search-tokens seed out resume replay data tell-prices prices constrained"
+    flags += " no-counterfactual fresh accept-isolation"
     flags += " allow-unsandboxed lora-rank lora-targets mesh accumulate remat compute-dtype checkpoint-dir"
     flags += " distributed coordinator num-processes process-id"
     assert [line.split()[0] for line in lines] == [f"--{flag}" for flag in flags.split()]
