@@ -135,9 +135,7 @@ def _in_chunks(
     scores_NxBxK = jax.lax.map(
         lambda xs: score(head_VxD, *xs), jax.tree.map(chunked, (hidden_BxCxD, tokens_BxC, places_BxC))
     )
-    log_probs, entropy, total = (
-        jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :steps] for x in scores_NxBxK
-    )
+    log_probs, entropy, total = (jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :steps] for x in scores_NxBxK)
     return log_probs, entropy, total
 
 
@@ -166,7 +164,9 @@ def _forward(
     return (out[0], out[1]), (head_VxD, hidden_BxCxD, tokens_BxC, trace, total)
 
 
-def _backward(temperature: float, _: int, kept: tuple[Any, ...], given: tuple[Array, Array]) -> tuple[Any, ...]:
+def _backward(
+    temperature: float, _: int, kept: tuple[Any, ...], given: tuple[Array, Array]
+) -> tuple[Any, ...]:
     head_VxD, hidden_BxCxD, tokens_BxC, trace, total_BxC = kept
     support = None
     if trace is not None:
