@@ -1,8 +1,8 @@
 """Log-probabilities over a large vocabulary, whose gradient is computed block after block of the vocabulary.
 
-With l = h W^T / temperature and L = logsumexp(l), log p(y) = l_y - L, so that d log p(y) / d l_v = [v = y] - p_v.
-A loop over the tokens would add the gradient of all of W to itself for each chunk, and hold it twice; a loop over
-the vocabulary writes each row of it once.
+With l = h W^T / temperature and L = logsumexp(l), log p(y) = l_y - L and d log p(y) / d l_v = [v = y] - p_v.
+A loop over the tokens would add a gradient of all of W to their sum for each chunk, and hold it twice; a loop
+over the vocabulary writes each row of it once.
 
 Shape suffixes: N tokens, D embed_dim, V vocabulary, J vocabulary of a block, C classes of tokens.
 """
@@ -38,8 +38,8 @@ def head_gradients(
 ) -> tuple[Float[Array, "vocab dim"], Float[Array, "tokens dim"]]:
     """The gradients of sum(given * log p(token)) in head and hidden.
 
-    `log_total` is logsumexp of the logits after temperature and support. Logits lie with the vocabulary first,
-    so that the head's gradient is a plain product.
+    `log_total` is logsumexp of the logits after temperature and support. Logits lie with the vocabulary
+    first, so that the head's gradient is a plain product.
     """
     tokens, vocab = hidden_NxD.shape[0], head_VxD.shape[0]
     blocks = -(-vocab // max(BLOCK_LOGITS // tokens, 1))

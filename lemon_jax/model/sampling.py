@@ -159,7 +159,7 @@ def sample(
     max_new: int,
     temperature: float,
     eos_ids: tuple[int, ...],
-    first_row: int = 0,
+    first_row: Int[Array, ""] | int = 0,
 ) -> Samples:
     """`group` completions of each right-padded prompt, of at most `max_new` tokens; any of
     `eos_ids` ends one.

@@ -41,8 +41,8 @@ def sample_in_parts(
 ) -> Samples:
     """What `run` (`sample` or `sample_constrained`) gives for these prompts, `rest` and `static`.
 
-    Each row draws with the key that it has in the whole batch, so that the parts change nothing but rounding. On
-    accelerators and meshes there is one part.
+    Each row draws with the key that it has in the whole batch, so that the parts change nothing but rounding.
+    On accelerators and meshes there is one part.
     """
     prompts = len(prompts_NxP)
     whole = jax.default_backend() != "cpu" or mesh_of(decoder) is not None
