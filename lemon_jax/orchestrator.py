@@ -29,6 +29,7 @@ from lemon_jax.model import (
     params_sha256,
     sample,
     sample_constrained,
+    sample_in_parts,
     save_weights,
 )
 from lemon_jax.model.host_walk import Pieces, pieces_of
@@ -259,9 +260,9 @@ class Orchestrator:
         language = self.constraint.automaton if constrained else None
         with using(decoder):
             if language is not None:
-                samples = sample_constrained(*given, language, **static)
+                samples = sample_in_parts(sample_constrained, *given, language, **static)
             else:
-                samples = sample(*given, **static)
+                samples = sample_in_parts(sample, *given, **static)
         return self._rollouts(prompts, fetch(samples), group)
 
     def rollouts(self, task_texts: Sequence[str], samples: Samples, group: int) -> list[Rollout]:

@@ -18,7 +18,7 @@ from side_by_side import in_turn, machine, median, spread, versions
 from transformers import AutoModelForCausalLM
 
 from lemon_jax.bench.sample import generate as made_up
-from lemon_jax.model import sample
+from lemon_jax.model import sample, sample_in_parts
 from lemon_jax.model.sampling import prefill
 from lemon_jax.orchestrator import Orchestrator, pad
 from lemon_jax.policy_export import export_policy
@@ -41,8 +41,8 @@ def main() -> None:
     counts: dict[str, list[int]] = {"lemon_jax": [], "transformers": []}
 
     def ours() -> object:
-        samples = sample(
-            policy.decoder, rows, lengths, jax.random.key(len(counts["lemon_jax"])),
+        samples = sample_in_parts(
+            sample, policy.decoder, rows, lengths, jax.random.key(len(counts["lemon_jax"])),
             group=GROUP, max_new=policy.max_new, temperature=TEMPERATURE, eos_ids=policy.tokenizer.eos_ids,
         )  # fmt: skip
         counts["lemon_jax"].append(int(np.sum(samples.lengths_B)))

@@ -8,6 +8,7 @@ from lemon_jax.model.host_walk import Walk
 from lemon_jax.model.layout import attention_mask, rope_positions
 from lemon_jax.model.pretrained import load_pretrained
 from lemon_jax.model.sampling import Samples, sample
+from lemon_jax.model.sampling_parts import sample_in_parts
 from lemon_jax.model.scoring import completion_log_probs
 from lemon_jax.model.support import Constraint, Trace, trace
 from lemon_jax.model.text_tokenizer import TextTokenizer, TokenIds
@@ -49,6 +50,7 @@ __all__ = [
     "rope_positions",
     "sample",
     "sample_constrained",
+    "sample_in_parts",
     "save_weights",
     "trace",
     "train_tokenizer",

@@ -69,8 +69,8 @@ def attend_in_blocks(
 
 def _block(q_BxHxCxE: Array, k_BxKxSxE: Array, v_BxKxSxE: Array, mask_BxCxS: Array, scale: float) -> Array:
     """Keys lie before queries, so that maxima run over rows of many queries, which vectorises on CPU; the
-    sums are one more column of the values' product, and the division comes after it (Dao et al. 2022,
-    arXiv 2205.14135, section 3.1)."""
+    sums are one more row of the values' product, and the division comes after it (Dao et al. 2022,
+    arXiv 2205.14135, section 3.1). Values are transposed first: the product then reads both as they lie."""
     batch, block, head_dim = q_BxHxCxE.shape[0], *q_BxHxCxE.shape[2:]
     kv_heads, slots = k_BxKxSxE.shape[1:3]
     q = (q_BxHxCxE * scale).reshape(batch, kv_heads, -1, head_dim)
@@ -79,13 +79,13 @@ def _block(q_BxHxCxE: Array, k_BxKxSxE: Array, v_BxKxSxE: Array, mask_BxCxS: Arr
     scores = jnp.where(jnp.swapaxes(mask_BxCxS, 1, 2)[:, None, :, None, :], scores, MASKED)
     largest = jax.lax.stop_gradient(jnp.max(scores, axis=2, keepdims=True))
     weights = jnp.exp(scores - largest).astype(v_BxKxSxE.dtype).reshape(batch, kv_heads, slots, -1)
-    ones = jnp.ones((*v_BxKxSxE.shape[:3], 1), v_BxKxSxE.dtype)
+    ones = jnp.ones((batch, kv_heads, 1, slots), v_BxKxSxE.dtype)
+    values = jnp.concatenate([jnp.swapaxes(v_BxKxSxE, 2, 3), ones], axis=2)
     mixed = jnp.einsum(
-        "bksq,bkse->bkqe", weights, jnp.concatenate([v_BxKxSxE, ones], axis=-1),
-        preferred_element_type=jnp.float32,
-    )  # fmt: skip
-    mixed = (mixed[..., :-1] / mixed[..., -1:]).astype(v_BxKxSxE.dtype)
-    return mixed.reshape(q_BxHxCxE.shape)
+        "bkes,bksq->bkeq", jax.lax.optimization_barrier(values), weights, preferred_element_type=jnp.float32
+    )
+    mixed = (mixed[:, :, :-1] / mixed[:, :, -1:]).astype(v_BxKxSxE.dtype)
+    return jnp.swapaxes(mixed, 2, 3).reshape(q_BxHxCxE.shape)
 
 
 def attend_by_kernel(

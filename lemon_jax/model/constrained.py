@@ -49,13 +49,15 @@ def sample_constrained(
     temperature: float,
     eos_ids: tuple[int, ...],
     block: int = BLOCK,
+    first_row: Int[Array, ""] | int = 0,
 ) -> Samples:
     """As `sampling.sample`, over the support of `automaton`: every row finishes, as a text of the language.
 
     Log-probabilities are those of softmax over the tokens that may come, as `scoring.completion_log_probs`
     gives them for the same constraint; a token without alternative has 0. The token at position c of row b is
-    drawn with `fold_in(row_keys[b], c)`, whatever the block. `max_new` must be at least the language's
-    shortest text, `len(prefix) + distance[start]` tokens. Raises ValueError as `sampling.sample` does.
+    drawn with `fold_in(row_keys[b], c)`, whatever the block; `first_row` as there. `max_new` must be at least
+    the language's shortest text, `len(prefix) + distance[start]` tokens. Raises ValueError as
+    `sampling.sample` does.
     """
     if group < 1 or max_new < 1 or temperature < 0 or block < 1:
         raise ValueError(
@@ -108,7 +110,7 @@ def sample_constrained(
         return extend(rows, hidden_BxD, going_B), cache
 
     rows = _Rows(
-        key_B=jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch)),
+        key_B=jax.vmap(lambda row: jax.random.fold_in(key, row))(first_row + jnp.arange(batch)),
         prompt_length_B=jnp.repeat(prompt_lengths_N, group),
         place=begin(Constraint(automaton, max_new), batch),
         block_BxW=jnp.zeros((batch, block), jnp.int32),

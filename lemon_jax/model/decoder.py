@@ -92,16 +92,15 @@ class Attention(nnx.Module):
         cache: tuple[Array, Array] | None,
         write_index: Int[Array, ""] | Int[Array, " batch"] | int,
     ) -> tuple[Float[Array, "batch time dim"], tuple[Array, Array]]:
-        q = project(self, "q", "btd,dhe->bhte", x_BxTxD)
-        k = project(self, "k", "btd,dke->bkte", x_BxTxD)
-        v = project(self, "v", "btd,dke->bkte", x_BxTxD)
+        q, k, v = (project(self, name, x_BxTxD) for name in "qkv")
         if self.qkv_bias:
-            q = q + self.q_bias[...][None, :, None]
-            k = k + self.k_bias[...][None, :, None]
-            v = v + self.v_bias[...][None, :, None]
+            q = q + self.q_bias[...][None, None]
+            k = k + self.k_bias[...][None, None]
+            v = v + self.v_bias[...][None, None]
         if self.qk_norm:
             q, k = self.q_norm(q), self.k_norm(k)
         q, k = rotate(q, cos_BxTxE, sin_BxTxE), rotate(k, cos_BxTxE, sin_BxTxE)
+        q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q, k, v))
         if cache is not None:
             k, v = write_slots(cache[0], k, write_index), write_slots(cache[1], v, write_index)
 
@@ -109,7 +108,7 @@ class Attention(nnx.Module):
         k, v = constrain(k, *KV_CACHE), constrain(v, *KV_CACHE)
 
         mixed = attend(q, k, v, mask_BxTxS, divisor=self.score_divisor, causal=cache is None)
-        return project(self, "o", "bhte,hed->btd", mixed), (k, v)
+        return project(self, "o", jnp.swapaxes(mixed, 1, 2), inputs=2), (k, v)
 
 
 class MLP(nnx.Module):
@@ -122,10 +121,10 @@ class MLP(nnx.Module):
         self.activation = config.activation
 
     def __call__(self, x_BxTxD: Float[Array, "batch time dim"]) -> Float[Array, "batch time dim"]:
-        gate = project(self, "gate", "btd,df->btf", x_BxTxD)
-        up = project(self, "up", "btd,df->btf", x_BxTxD)
+        gate = project(self, "gate", x_BxTxD)
+        up = project(self, "up", x_BxTxD)
         gate = jax.nn.silu(gate) if self.activation == "silu" else jax.nn.gelu(gate, approximate=True)
-        return project(self, "down", "btf,fd->btd", gate * up)
+        return project(self, "down", gate * up)
 
 
 class Block(nnx.Module):

@@ -2,34 +2,59 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
-import jax.numpy as jnp
+import jax
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 
 class LoraParam(nnx.Param):
     """A factor of a low-rank adapter (see `lora`)."""
 
 
-def project(module: Any, name: str, spec: str, x: Array) -> Array:
-    """einsum(spec, x, module.name), and what the adapter of that parameter adds.
+def project(module: Any, name: str, x: Array, *, inputs: int = 1) -> Array:
+    """The product of x [..., *inputs] with module.name [*inputs, *outputs], and what the adapter of that
+    parameter adds: [..., *outputs]. `inputs` counts the axes that are summed over.
 
     The adapter is applied to x, not added to the parameter: its gradient then needs none of the parameter's
     size.
-
-        # spec "btd,dhe->bhte", rank axis r:  "btd,dr->btr", then "btr,rhe->bhte"
     """
-    out = jnp.einsum(spec, x, getattr(module, name)[...])
+    weight = getattr(module, name)[...]
+    rows = x.reshape(-1, math.prod(weight.shape[:inputs]))
+    out = product(rows, weight.reshape(rows.shape[1], -1))
     first = getattr(module, f"{name}_lora_a", None)
-    if first is None:
-        return out
-    (given, weight), result = spec.split("->")[0].split(","), spec.split("->")[1]
-    inputs = "".join(axis for axis in weight if axis in given)
-    kept = "".join(axis for axis in given if axis not in inputs) + "r"
-    low = jnp.einsum(f"{given},{inputs}r->{kept}", x, first[...])
-    second = getattr(module, f"{name}_lora_b")[...]
-    return out + module.lora_scale * jnp.einsum(
-        f"{kept},r{weight.removeprefix(inputs)}->{result}", low, second
-    )
+    if first is not None:
+        second = getattr(module, f"{name}_lora_b")[...]
+        low = rows @ first[...].reshape(rows.shape[1], -1)
+        out = out + module.lora_scale * (low @ second.reshape(low.shape[1], -1))
+    return out.reshape(*x.shape[: x.ndim - inputs], *weight.shape[inputs:])
+
+
+@jax.custom_vjp
+def product(x_NxI: Float[Array, "rows in"], w_IxO: Float[Array, "in out"]) -> Float[Array, "rows out"]:
+    """x @ w, whose gradient in w is computed in the form that each platform computes fastest."""
+    return x_NxI @ w_IxO
+
+
+def _forward(x_NxI: Array, w_IxO: Array) -> tuple[Array, tuple[Array, Array]]:
+    return x_NxI @ w_IxO, (x_NxI, w_IxO)
+
+
+def _backward(kept: tuple[Array, Array], out_NxO: Array) -> tuple[Array, Array]:
+    x_NxI, w_IxO = kept
+    gradient = jax.lax.platform_dependent(x_NxI, out_NxO, cpu=_transposed_first, default=lambda x, g: x.T @ g)
+    return out_NxO @ w_IxO.T, gradient
+
+
+def _transposed_first(x_NxI: Array, out_NxO: Array) -> Array:
+    """x^T g with the narrower of both transposed in memory, after which both lie as a plain product reads
+    them. XLA's CPU compiler would transpose the wider one and take a slower product, that of the compact
+    policy's gate in 12 ms in place of 4 (1536 x 320 by 1536 x 896, one core)."""
+    if x_NxI.shape[1] <= out_NxO.shape[1]:
+        return jax.lax.optimization_barrier(x_NxI.T) @ out_NxO
+    return jax.lax.optimization_barrier(jax.lax.optimization_barrier(out_NxO.T) @ x_NxI).T
+
+
+product.defvjp(_forward, _backward)

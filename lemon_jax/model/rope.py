@@ -43,12 +43,12 @@ def rotary_angles(
     return jnp.cos(angles), jnp.sin(angles)
 
 
-def rotate(x_BxHxTxE: Array, cos_BxTxE: Array, sin_BxTxE: Array) -> Array:
+def rotate(x_BxTxHxE: Array, cos_BxTxE: Array, sin_BxTxE: Array) -> Array:
     """Rotary embedding in the half-split form (Su et al. 2021, arXiv 2104.09864; pairs as in GPT-NeoX).
 
     Dimension i is paired with i + E/2 and turned by position * theta ** (-2i / E).
     """
-    x1, x2 = jnp.split(x_BxHxTxE.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos_BxTxE[:, None], sin_BxTxE[:, None]
+    x1, x2 = jnp.split(x_BxTxHxE.astype(jnp.float32), 2, axis=-1)
+    cos, sin = cos_BxTxE[:, :, None], sin_BxTxE[:, :, None]
     rotated = jnp.concatenate([x1 * cos - x2 * sin, x2 * cos + x1 * sin], axis=-1)
-    return rotated.astype(x_BxHxTxE.dtype)
+    return rotated.astype(x_BxTxHxE.dtype)

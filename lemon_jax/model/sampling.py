@@ -159,14 +159,16 @@ def sample(
     max_new: int,
     temperature: float,
     eos_ids: tuple[int, ...],
+    first_row: Int[Array, ""] | int = 0,
 ) -> Samples:
     """`group` completions of each right-padded prompt, of at most `max_new` tokens; any of
     `eos_ids` ends one.
 
     Log-probabilities are fp32, in nats, of softmax(logits / temperature): those that
     `scoring.completion_log_probs` gives at the same temperature. Temperature 0 is greedy, its
-    log-probabilities are those at temperature 1. Compiled once for each (N, P) and static arguments:
-    pad prompts to few bucket lengths. Raises ValueError for a group or max_new below 1, or a negative
+    log-probabilities are those at temperature 1. Row b draws with
+    `fold_in(key, first_row + b)`. Compiled once for each (N, P) and static arguments: pad prompts to few
+    bucket lengths. Raises ValueError for a group or max_new below 1, or a negative
     temperature.
     """
     if group < 1 or max_new < 1 or temperature < 0:
@@ -175,7 +177,7 @@ def sample(
     hidden_BxD, cache = prefill(decoder, prompts_NxP, prompt_lengths_N, group=group)
     prompt_lengths_B = jnp.repeat(prompt_lengths_N, group)
     batch = prompt_lengths_B.shape[0]
-    row_keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(jnp.arange(batch))
+    row_keys_B = jax.vmap(lambda row: jax.random.fold_in(key, row))(first_row + jnp.arange(batch))
 
     def record(rows: _Rows, hidden_BxD: Array, step: Array | int, writing_B: Array) -> _Rows:
         token_B, log_prob_B = draw(decoder.logits(hidden_BxD), rows.key_B, step, temperature)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from lemon_jax.model.decoder import Decoder, project_logits
+from lemon_jax.model.head_gradient import Support, head_gradients
 from lemon_jax.model.layout import attention_mask, rope_positions
-from lemon_jax.model.sharding import batch_shards
-from lemon_jax.model.support import Trace, mask_logits
+from lemon_jax.model.sharding import batch_shards, on_one_device
+from lemon_jax.model.support import Trace, mask_logits, open_classes
 
 TOKENS_OF_A_DEVICE = 512  # whose logits it computes at a time on a mesh
 
@@ -47,12 +51,17 @@ def token_log_probs(
 
     The entropy is a measurement: it has no gradient, whose backward pass would cost as much as the other's.
     """
+    return _with_total(logits, tokens, temperature)[:2]
+
+
+def _with_total(logits: Array, tokens: Array, temperature: float) -> tuple[Array, Array, Array]:
+    """What `token_log_probs` gives, and logsumexp(logits / temperature)."""
     logits = logits / temperature
     log_total = jax.nn.logsumexp(logits, axis=-1)
     chosen = jnp.take_along_axis(logits, tokens[..., None], axis=-1)[..., 0] - log_total
-    fixed, log_total = jax.lax.stop_gradient((logits, log_total))
-    p = jnp.exp(fixed - log_total[..., None])
-    return chosen, log_total - jnp.sum(p * fixed, axis=-1)
+    fixed, fixed_total = jax.lax.stop_gradient((logits, log_total))
+    p = jnp.exp(fixed - fixed_total[..., None])
+    return chosen, fixed_total - jnp.sum(p * fixed, axis=-1), fixed_total
 
 
 def completion_log_probs(
@@ -90,9 +99,25 @@ def completion_log_probs(
     shards = batch_shards()
     busy = TOKENS_OF_A_DEVICE // -(-batch // shards)
     chunk = min(max(chunk, min(busy, chunk * shards)), steps)
+    given = decoder.head_weight(), hidden_BxCxD, completions_BxC, trace
+    score = _on_one_device if on_one_device() else _in_chunks
+    log_probs, entropy, *_ = score(*given, temperature, chunk)
+    counted_BxC = valid_BxC if trace is None else valid_BxC & trace.free_BxC
+    return jnp.where(counted_BxC, log_probs, 0.0), jnp.where(counted_BxC, entropy, 0.0)
+
+
+def _in_chunks(
+    head_VxD: Array,
+    hidden_BxCxD: Array,
+    tokens_BxC: Array,
+    trace: Trace | None,
+    temperature: float,
+    chunk: int,
+) -> tuple[Array, Array, Array]:
+    """What `_with_total` gives, `chunk` steps at a time."""
+    batch, steps = tokens_BxC.shape
     num_chunks = -(-steps // chunk)
     fill = num_chunks * chunk - steps
-    head_VxD = decoder.head_weight()
 
     # Recomputed in the backward pass, which would otherwise keep every chunk's logits.
     @jax.checkpoint
@@ -100,19 +125,63 @@ def completion_log_probs(
         logits_BxKxV = project_logits(hidden_BxKxD, head_VxD)
         if trace is not None:
             logits_BxKxV = mask_logits(trace.automaton, place_BxK, logits_BxKxV)
-        return token_log_probs(logits_BxKxV, tokens_BxK, temperature)
+        return _with_total(logits_BxKxV, tokens_BxK, temperature)
 
-    def in_chunks(x):
+    def chunked(x):
         x = jnp.pad(x, [(0, 0), (0, fill)] + [(0, 0)] * (x.ndim - 2))
         return jnp.moveaxis(x.reshape(batch, num_chunks, chunk, *x.shape[2:]), 1, 0)
 
     places_BxC = None if trace is None else trace.places_BxC
-    counted_BxC = valid_BxC if trace is None else valid_BxC & trace.free_BxC
     scores_NxBxK = jax.lax.map(
-        lambda xs: score(head_VxD, *xs),
-        jax.tree.map(in_chunks, (hidden_BxCxD, completions_BxC, places_BxC)),
+        lambda xs: score(head_VxD, *xs), jax.tree.map(chunked, (hidden_BxCxD, tokens_BxC, places_BxC))
     )
-    log_probs, entropy = (
-        jnp.where(counted_BxC, jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :steps], 0.0) for x in scores_NxBxK
+    log_probs, entropy, total = (jnp.moveaxis(x, 0, 1).reshape(batch, -1)[:, :steps] for x in scores_NxBxK)
+    return log_probs, entropy, total
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(4, 5))
+def _on_one_device(
+    head_VxD: Array,
+    hidden_BxCxD: Array,
+    tokens_BxC: Array,
+    trace: Trace | None,
+    temperature: float,
+    chunk: int,
+) -> tuple[Array, Array]:
+    """As `_in_chunks`, with the gradient of `head_gradient`, which keeps that of the head in one piece."""
+    return _in_chunks(head_VxD, hidden_BxCxD, tokens_BxC, trace, temperature, chunk)[:2]
+
+
+def _forward(
+    head_VxD: Array,
+    hidden_BxCxD: Array,
+    tokens_BxC: Array,
+    trace: Trace | None,
+    temperature: float,
+    chunk: int,
+) -> tuple[tuple[Array, Array], tuple[Any, ...]]:
+    *out, total = _in_chunks(head_VxD, hidden_BxCxD, tokens_BxC, trace, temperature, chunk)
+    return (out[0], out[1]), (head_VxD, hidden_BxCxD, tokens_BxC, trace, total)
+
+
+def _backward(
+    temperature: float, _: int, kept: tuple[Any, ...], given: tuple[Array, Array]
+) -> tuple[Any, ...]:
+    head_VxD, hidden_BxCxD, tokens_BxC, trace, total_BxC = kept
+    support = None
+    if trace is not None:
+        allowed_BxCxK = open_classes(trace.automaton, trace.places_BxC)
+        support = Support(allowed_BxCxK.reshape(-1, allowed_BxCxK.shape[-1]), trace.automaton.class_V)
+    head_gradient, hidden_gradient = head_gradients(
+        head_VxD,
+        hidden_BxCxD.reshape(-1, hidden_BxCxD.shape[-1]),
+        tokens_BxC.reshape(-1),
+        total_BxC.reshape(-1),
+        support,
+        given[0].reshape(-1),
+        temperature,
     )
-    return log_probs, entropy
+    return head_gradient, hidden_gradient.reshape(hidden_BxCxD.shape), None, None
+
+
+_on_one_device.defvjp(_forward, _backward)

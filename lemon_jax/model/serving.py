@@ -243,7 +243,7 @@ def _qkv(layer: dict[str, Array], x_NxD: Array, config: DecoderConfig) -> tuple[
 def _rotated(qkv: tuple[Array, Array, Array], angles: tuple[Any, Any]) -> tuple[Array, Array, Array]:
     q, k, v = qkv
     # Every token is a row of its own with one position.
-    return rotate(q[:, :, None], *angles)[:, :, 0], rotate(k[:, :, None], *angles)[:, :, 0], v
+    return rotate(q[:, None], *angles)[:, 0], rotate(k[:, None], *angles)[:, 0], v
 
 
 def _mlp(layer: dict[str, Array], x_NxD: Array, config: DecoderConfig) -> Array:

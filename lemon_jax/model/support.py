@@ -66,9 +66,14 @@ def mask_logits(
     automaton: Automaton, place: Place, logits: Float[Array, "*shape vocab"]
 ) -> Float[Array, "*shape vocab"]:
     """The logits, `FORBIDDEN` where a token may not come; as they are where none may."""
-    classes = allowed_classes(automaton, place)
-    classes = classes | ~jnp.any(classes, axis=-1, keepdims=True)
+    classes = open_classes(automaton, place)
     return jnp.where(jnp.take(classes, automaton.class_V, axis=-1, mode="clip"), logits, FORBIDDEN)
+
+
+def open_classes(automaton: Automaton, place: Place) -> Bool[Array, "*shape classes"]:
+    """The classes whose logits stay: those that may come, or all where none may."""
+    classes = allowed_classes(automaton, place)
+    return classes | ~jnp.any(classes, axis=-1, keepdims=True)
 
 
 def count_allowed(automaton: Automaton, place: Place) -> Int[Array, "*shape"]:

@@ -78,7 +78,7 @@ def test_the_correction_is_alpha_over_rank_times_the_product():
     a, b = (np.asarray(getattr(attention, f"o_lora_{which}")[...], np.float64) for which in "ab")
     weight = np.asarray(attention.o[...], np.float64) + 6.0 / 3 * (a.reshape(32, 3) @ b).reshape(4, 8, 32)
     expected = sum(np.asarray(x, np.float64)[0, h] @ weight[h] for h in range(4))
-    actual = project(attention, "o", "bhte,hed->btd", x)[0]
+    actual = project(attention, "o", jnp.swapaxes(x, 1, 2), inputs=2)[0]
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 

@@ -4,9 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from model_helpers import ORACLE_SLOTS, TINY, plain_logits, random_decoder, random_prompts
 
-from lemon_jax.model import completion_log_probs
+from lemon_jax.model import completion_log_probs, head_gradient
+from lemon_jax.model.sharding import make_mesh, place, using
 
 PROMPT_LENGTHS = [5, 2, 1]
 LENGTHS = [11, 1, 6]
@@ -51,7 +53,9 @@ def compiled_gradient(case, weights):
         )
         return jnp.sum(weights * log_probs) + 0.3 * jnp.sum(entropy)  # which has no gradient
 
-    return jax.jit(jax.grad(loss)).lower(case[0], case[4]).compile()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head_gradient, "BLOCK_LOGITS", 100 * len(LENGTHS) * 11)  # six blocks; the last overlaps
+        return jax.jit(jax.grad(loss)).lower(case[0], case[4]).compile()
 
 
 @pytest.mark.parametrize("chunk", [CHUNK, 64])
@@ -80,6 +84,24 @@ def test_gradients_equal_the_oracle(case, weights, compiled_gradient):
         np.testing.assert_allclose(chunked, wanted, atol=1e-4 * max(1.0, np.abs(wanted).max()))
 
 
+def test_on_a_mesh_the_gradient_goes_chunk_after_chunk(case, weights, compiled_gradient):
+    """One device goes through the vocabulary, a mesh through the tokens."""
+    graph, params = nnx.split(case[0])
+    split = place(params, make_mesh(data=8))
+
+    def loss(params):
+        log_probs, _ = completion_log_probs(
+            nnx.merge(graph, params), *case[1:], temperature=TEMPERATURE, chunk=CHUNK
+        )
+        return jnp.sum(weights * log_probs)
+
+    with using(split):
+        actual = jax.device_get(jax.jit(jax.grad(loss))(split))
+    expected = jax.device_get(compiled_gradient(case[0], case[4]))
+    for there, here in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_allclose(there, here, atol=1e-4 * max(1.0, np.abs(here).max()))
+
+
 def test_rows_of_padding_alone_give_a_gradient_of_zero(case, compiled_gradient):
     gradient = compiled_gradient(case[0], jnp.zeros_like(case[4]))
     assert all(not leaf.any() for leaf in jax.tree.leaves(jax.device_get(gradient)))
@@ -89,7 +111,9 @@ def test_no_array_holds_logits_of_every_step(compiled_gradient):
     text = compiled_gradient.as_text()
     batch, steps, vocab = len(LENGTHS), 12, TINY.vocab_size  # 11 steps, padded to whole chunks
     assert f"f32[{batch},{CHUNK},{vocab}]" in text
-    for shape in [(batch, steps, vocab), (steps // CHUNK, batch, CHUNK, vocab), (batch, 11, vocab)]:
+    assert f"f32[86,{batch * 11}]" in text  # a block of the vocabulary for all tokens
+    whole = [(batch, steps, vocab), (steps // CHUNK, batch, CHUNK, vocab), (batch, 11, vocab)]
+    for shape in [*whole, (vocab, batch * 11)]:
         assert f"f32[{','.join(map(str, shape))}]" not in text
 
 
