@@ -1,8 +1,8 @@
 """The same update as tunix (google-tunix) computes it; update.py times it.
 
-tunix's own Llama of the policy's sizes, its own `grpo_loss_fn` and the train step of its trainer, compiled as it
-compiles them. It has no counterfactual part: the edited sequences are rollouts to it, 32 in all. The reference
-scores the 24 rollouts, as here.
+tunix's own Llama of the policy's sizes, its own `grpo_loss_fn` and the train step of its trainer, compiled
+as it compiles them. It has no counterfactual part: the edited sequences are rollouts to it, 32 in all. The
+reference scores the 24 rollouts, as here.
 """
 
 from __future__ import annotations

@@ -62,6 +62,13 @@ class EmbeddedServer:
         """Whether the child process runs."""
         return self._process is not None and self._process.poll() is None
 
+    @property
+    def pid(self) -> int:
+        """The child process. Raises LemonError where there is none."""
+        if self._process is None:
+            raise LemonError(f"{self._model}: no llama.cpp server was started")
+        return self._process.pid
+
     async def __aenter__(self) -> EmbeddedServer:
         await self.start()
         return self
