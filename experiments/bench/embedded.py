@@ -183,14 +183,15 @@ async def bound(workers: WorkerConfig, requests: Sequence[Request], counts: Sequ
             own = [(r, n) for r, n in zip(requests, counts, strict=True) if r.model == model]
             slots = workers.models[model].slots
             prompt = await rate(pool, model, [filler(0, 500)], 1)
+            alone = await rate(pool, model, [filler(slots, 4)], 32)
             decoding = await rate(pool, model, [filler(i, 4) for i in range(slots)], 32)
             prompt_tokens = distinct_characters([r for r, _ in own]) / CHARACTERS
             generated = sum(n for _, n in own)
             seconds += prompt_tokens * prompt[0] + generated * decoding[0]
             cpu_s += prompt_tokens * prompt[1] + generated * decoding[1]
             print(
-                f"  {model}: a prompt alone {1 / prompt[0]:.1f} tokens/s, {slots} slots decoding together "
-                f"{1 / decoding[0]:.1f} tokens/s; {prompt_tokens:.0f} prompt tokens, {generated} generated"
+                f"  {model}: {1 / prompt[0]:.1f} tokens/s of a prompt, {1 / alone[0]:.1f} drawn in one slot, "
+                f"{1 / decoding[0]:.1f} in {slots}; {prompt_tokens:.0f} prompt tokens, {generated} drawn"
             )
     return Run(seconds=seconds, cpu_s=cpu_s, tokens=sum(counts))
 

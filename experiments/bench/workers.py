@@ -53,7 +53,7 @@ from lemon_jax.runtime.prompts import fixed_prefix
 CONTEXT = 1024  # tokens of a request: 700 of prompt and 200 new ones fit
 CHARACTERS = 3.2  # of a token, in these texts
 ALONE = 3  # requests that are asked again, each alone
-# What is tried of the llama.cpp server; the rest is as `embedded` has it: continuous batching, prompts cached.
+# What is tried of the llama.cpp server; the rest is as `embedded` has it.
 # "shared" is the `embedded` backend itself, which lets slots read common beginnings from files.
 SETTINGS: dict[str, dict[str, Any]] = {
     "8": {"slots": 8},
