@@ -2,6 +2,7 @@
 
 python experiments/bench/update.py
 python experiments/bench/update.py --torch        # and beside the same step in PyTorch
+python experiments/bench/update.py --tunix        # and beside tunix's GRPO step (pip install google-tunix)
 """
 
 from __future__ import annotations
@@ -85,6 +86,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--parts", default="1,4,8", help="micro-batches that each side tries")
     parser.add_argument("--torch", action="store_true", help="also time the same step in PyTorch")
+    parser.add_argument("--tunix", action="store_true", help="also time tunix's GRPO step, where it installs")
     args = parser.parse_args()
     config, settings = PRESETS["compact"], UpdateConfig()
     tried = [int(part) for part in args.parts.split(",")]
@@ -99,8 +101,19 @@ def main() -> None:
         competitors |= {
             f"torch in {n} parts": torch_step(config, settings, make_batch(config), n) for n in tried
         }
+    if args.tunix:
+        try:
+            from tunix_step import tunix_step
+        except ImportError as missing:
+            print(f"tunix is left out: {missing}; pip install google-tunix")
+            args.tunix = False
+        else:
+            competitors |= {
+                f"tunix in {n} parts": tunix_step(config, settings, make_batch(config), n) for n in tried
+            }
     print(machine())
-    print(versions("jax", "flax", *(["torch", "transformers"] if args.torch else [])))
+    others = (["torch", "transformers"] if args.torch else []) + (["google-tunix"] if args.tunix else [])
+    print(versions("jax", "flax", *others))
     print(f"compact policy, {ROLLOUTS} rollouts + {EDITS} edits of {PROMPT} + {COMPLETION} tokens, fp32")
     seconds = in_turn(competitors, args.rounds)
     for name, times in seconds.items():
@@ -110,9 +123,10 @@ def main() -> None:
     best = min(median(times) for name, times in seconds.items() if name.startswith("update"))
     print(f"matrix product 2048: {peak / 1e9:.0f} GFLOP/s; update: {flops / 1e9:.0f} GFLOP")
     print(f"update / matrix product: {flops / best / peak:.2f} (target 0.60)")
-    if args.torch:
-        theirs = min(median(times) for name, times in seconds.items() if name.startswith("torch"))
-        print(f"update against torch, each at its best: {theirs / best:.2f} x (target 2.0)")
+    for name, wanted, target in (("torch", args.torch, 2.0), ("tunix", args.tunix, 1.5)):
+        if wanted:
+            theirs = min(median(times) for rival, times in seconds.items() if rival.startswith(name))
+            print(f"update against {name}, each at its best: {theirs / best:.2f} x (target {target})")
 
 
 if __name__ == "__main__":

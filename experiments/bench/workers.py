@@ -1,13 +1,16 @@
 """Workers on JAX against the llama.cpp server, on the same model file: generated tokens a second, and memory.
 
-    python experiments/bench/workers.py       # both models, all settings; about two hours on 2 cores
+    python experiments/bench/workers.py     # both models: 20 minutes for the server's setting, then 45
     python experiments/bench/workers.py --preset qwen2.5-coder-0.5b --settings 16 --rounds 1
 
 64 requests are asked at once, greedily: prompts of 60 to 700 tokens, half of them beginning with one role's
-prompt, and 16 to 200 new tokens. Every run has a process of its own, so that nothing of the last one is
-cached, and the engines take turns. Counted from the first request to the last reply, without start and
+prompt, and 16 to 200 new tokens. The server's setting is the one that is fastest on 24 such requests with an
+eighth of the new tokens; then that one and JAX take turns, three rounds. Every run has a process of its own,
+so that nothing of the last one is cached. Counted from the first request to the last reply, without start and
 warm-up, which are shown beside it. CPU seconds and peak memory are those of the process that computes, the
 memory with the files it maps; where the machine does other work too, CPU seconds say more than seconds.
+
+Afterwards some of the requests are asked again, each alone: on JAX every reply must be the same.
 """
 
 from __future__ import annotations
@@ -18,12 +21,14 @@ import json
 import os
 import random
 import secrets
-import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from rich.console import Console
@@ -32,6 +37,8 @@ from rich.table import Table
 from lemon_jax.backends import (
     PRESETS,
     Backend,
+    EmbeddedBackend,
+    ExclusiveGate,
     Message,
     OpenAIBackend,
     Request,
@@ -45,19 +52,21 @@ from lemon_jax.runtime.prompts import fixed_prefix
 
 CONTEXT = 1024  # tokens of a request: 700 of prompt and 200 new ones fit
 CHARACTERS = 3.2  # of a token, in these texts
-# What is tried of the llama.cpp server: slots, fused attention, batches; the rest is as `embedded` has it
-# (continuous batching, prompts cached, one more gigabyte of cached prompts).
+ALONE = 3  # requests that are asked again, each alone
+# What is tried of the llama.cpp server; the rest is as `embedded` has it.
+# "shared" is the `embedded` backend itself, which lets slots read common beginnings from files.
 SETTINGS: dict[str, dict[str, Any]] = {
     "8": {"slots": 8},
     "16": {"slots": 16},
     "32": {"slots": 32},
+    "16-one-thread": {"slots": 16, "threads": 1},
     "16-plain-attention": {"slots": 16, "flash_attn_type": "DISABLED"},
-    "16-large-batch": {"slots": 16, "n_ubatch": 1024, "n_batch": 4096},
+    "16-shared": {"slots": 16},
 }
 
 
-def requests(count: int, seed: int) -> list[Request]:
-    """The mixture. Every other request begins with the prompt of the role `equation_writer`."""
+def requests(count: int, seed: int, divisor: int = 1) -> list[Request]:
+    """The mixture, the new tokens divided. Every other one begins with the prompt of `equation_writer`."""
     rng = random.Random(seed)
     tasks = iter(generate("number", max(12 * count, 200), seed))
     out = []
@@ -72,28 +81,35 @@ def requests(count: int, seed: int) -> list[Request]:
             question += f"{next(tasks).question}\n"
         question = question[: max(int(length), 40)]
         messages = (Message(role="system", content=system), Message(role="user", content=question))
-        out.append(Request(model="m", messages=messages, max_tokens=rng.randrange(16, 201)))
+        out.append(Request(model="m", messages=messages, max_tokens=rng.randrange(16, 201) // divisor))
     return out
 
 
-async def ask(backend: Backend, wanted: list[Request], pid: int) -> dict[str, Any]:
-    """Seconds and tokens of answering all, asked at once, after one that starts the engine in `pid`."""
+async def ask(backend: Backend, wanted: list[Request], engine: Callable[[], int]) -> dict[str, Any]:
+    """Seconds and tokens of answering all, asked at once, after one that starts the process `engine()`."""
     first = Request(model="m", messages=(Message(role="user", content="Hello"),), max_tokens=2)
     start = time.perf_counter()
     async for _, reply in backend.generate([first]):
         assert reply.error is None, reply.error
-    started, cpu_started = time.perf_counter(), cpu_s(pid)
-    replies = [reply async for _, reply in backend.generate(wanted)]
-    seconds = time.perf_counter() - started
-    faults = [reply.error for reply in replies if reply.error]
+    pid = engine()
+    start_s, started, cpu_started = time.perf_counter() - start, time.perf_counter(), cpu_s(pid)
+    replies = {index: reply async for index, reply in backend.generate(wanted)}
+    seconds, cpu_used = time.perf_counter() - started, cpu_s(pid) - cpu_started
+    faults = [reply.error for reply in replies.values() if reply.error]
     assert not faults, faults
+    again = range(0, len(wanted), -(-len(wanted) // ALONE))
+    started = time.perf_counter()
+    alone = {i: reply for i in again async for _, reply in backend.generate([wanted[i]])}
+    alone_s = time.perf_counter() - started
     return {
-        "start_s": started - start,
+        "start_s": start_s,
         "seconds": seconds,
-        "cpu_s": cpu_s(pid) - cpu_started,
-        "prompt_tokens": sum(reply.prompt_tokens or 0 for reply in replies),
-        "generated_tokens": sum(reply.generated_tokens or 0 for reply in replies),
+        "cpu_s": cpu_used,
+        "prompt_tokens": sum(reply.prompt_tokens or 0 for reply in replies.values()),
+        "generated_tokens": sum(reply.generated_tokens or 0 for reply in replies.values()),
         "peak_mb": peak_mb(pid),
+        "alone_tokens_s": sum(reply.generated_tokens or 0 for reply in alone.values()) / alone_s,
+        "same_alone": [alone[i].text == replies[i].text for i in again],
     }
 
 
@@ -116,11 +132,33 @@ async def run_jax(options: Namespace) -> dict[str, Any]:
     levels = [f'[capacities.{level}]\nmodel = "m"\nprice = 1\n' for level in ("small", "medium", "large")]
     config = parse_worker_file(model + "".join(levels), source="bench", folder=Path())
     async with WorkerPool(config) as pool:
-        return await ask(pool.backend("m"), requests(options.requests, options.seed), os.getpid())
+        result = await ask(pool.backend("m"), mixture(options), os.getpid)
+        assert all(result["same_alone"]), "a reply depends on what else is in the batch"
+        return result
+
+
+def mixture(options: Namespace) -> list[Request]:
+    return requests(options.requests, options.seed, options.divisor)
+
+
+def server_pid(backend: EmbeddedBackend) -> int:
+    assert backend._server is not None  # it has answered
+    return backend._server.pid
+
+
+async def run_embedded(options: Namespace, model: Path, slots: int) -> dict[str, Any]:
+    """The `embedded` backend."""
+    backend = EmbeddedBackend("m", lambda _: model, "m", ExclusiveGate(), slots=slots, context=CONTEXT)
+    try:
+        return await ask(backend, mixture(options), lambda: server_pid(backend))
+    finally:
+        await backend.aclose()
 
 
 def run_llama(options: Namespace, model: Path, setting: str) -> dict[str, Any]:
     """A server in a child process, asked from this one."""
+    if setting.endswith("shared"):
+        return asyncio.run(run_embedded(options, model, SETTINGS[setting]["slots"]))
     key = secrets.token_hex(16)
     command = [
         sys.executable,
@@ -145,7 +183,7 @@ def run_llama(options: Namespace, model: Path, setting: str) -> dict[str, Any]:
                     f"{address}/v1", "m", key, max_concurrency=options.requests, timeout_s=7200.0
                 )
                 try:
-                    return await ask(backend, requests(options.requests, options.seed), server.pid)
+                    return await ask(backend, mixture(options), lambda: server.pid)
                 finally:
                     await backend.aclose()
 
@@ -162,10 +200,14 @@ def serve(options: Namespace) -> None:
     import xllamacpp
 
     setting = dict(SETTINGS[options.serve])
-    slots = setting.pop("slots")
-    threads = len(os.sched_getaffinity(0))
-    sizes = Namespace(model=str(options.model), slots=slots, ctx=CONTEXT, threads=threads)
-    params = _params(xllamacpp.CommonParams(), sizes)
+    slots, threads = setting.pop("slots"), setting.pop("threads", len(os.sched_getaffinity(0)))
+    with tempfile.TemporaryDirectory() as folder:
+        address = Path(folder) / "address"
+        sizes = Namespace(
+            model=str(options.model), slots=slots, ctx=CONTEXT, threads=threads, address_file=address
+        )
+        params = _params(xllamacpp.CommonParams(), sizes)
+    params.cache_ram_mib = 1024  # nobody else keeps the prompts of a slot that is needed for another
     for name, value in setting.items():
         if name == "flash_attn_type":
             value = getattr(xllamacpp.llama_flash_attn_type, f"LLAMA_FLASH_ATTN_TYPE_{value}")
@@ -177,54 +219,71 @@ def serve(options: Namespace) -> None:
 
 
 def compare(options: Namespace, preset: str) -> None:
-    """Run all engines on one model in turn, and print a row for each."""
+    """Choose the server's setting, run it and JAX in turn, and print a row for each."""
     console = Console(soft_wrap=True, width=120)  # the table is wider than a log is taken to be
     model = resolve_model(PRESETS[preset], lambda *_: None)
+    servers = [f"llama.cpp {setting}" for setting in options.settings]
+    if len(servers) > 1:
+        small = Namespace(**vars(options) | {"requests": min(options.requests, 24), "divisor": 8})
+        speed = {name: rate(run(small, preset, model, name)) for name in servers}
+        servers = [max(servers, key=lambda name: speed[name])]
+        print(f"{preset}: {servers[0]} is the fastest of {len(speed)} settings on a small load", flush=True)
     results: dict[str, list[dict[str, Any]]] = {}
-    for round_ in range(options.rounds):
-        for name in [f"jax {options.weights}", *(f"llama.cpp {s}" for s in options.settings)]:
-            if name.startswith("jax"):
-                command = [sys.executable, __file__, "--engine", "--model", str(model)]
-                for key in ("slots", "weights", "requests", "seed"):
-                    command += [f"--{key}", str(getattr(options, key))]
-                output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-                result = json.loads(output.splitlines()[-1])
-            else:
-                result = run_llama(options, model, name.removeprefix("llama.cpp "))
-            results.setdefault(name, []).append(result)
-            # One line for each run, for the log.
-            print(json.dumps({"preset": preset, "engine": name, "round": round_} | result), flush=True)
+    for _ in range(options.rounds):
+        for name in (f"jax {options.weights}", *servers):
+            results.setdefault(name, []).append(run(options, preset, model, name))
     console.print(_table(preset, results))
 
 
+def run(options: Namespace, preset: str, model: Path, name: str) -> dict[str, Any]:
+    """One run of one engine; prints a line for the log."""
+    if name.startswith("jax"):
+        command = [sys.executable, __file__, "--engine", "--model", str(model)]
+        for key in ("slots", "weights", "requests", "seed", "divisor"):
+            command += [f"--{key}", str(getattr(options, key))]
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+        result = json.loads(output.splitlines()[-1])
+    else:
+        result = run_llama(options, model, name.removeprefix("llama.cpp "))
+    sizes = {"requests": options.requests, "divisor": options.divisor}
+    print(json.dumps({"preset": preset, "engine": name} | sizes | result), flush=True)
+    return result
+
+
+def rate(result: dict[str, Any]) -> float:
+    return result["generated_tokens"] / result["seconds"]
+
+
 def _table(preset: str, results: dict[str, list[dict[str, Any]]]) -> Table:
-    table = Table("engine", title=f"{preset}: medians")
-    for column in (
-        "generated tok/s",
-        "times the best server",
-        "seconds",
+    table = Table("engine", title=f"{preset}: medians of {len(next(iter(results.values())))} (range)")
+    columns = (
+        "tok/s",
+        "times the server",
+        "s",
         "CPU s",
         "generated",
         "prompt",
         "start s",
         "peak MB",
-    ):
+        "alone tok/s",
+    )
+    for column in columns:
         table.add_column(column, justify="right")
-
-    def median(name: str, key: str) -> float:
-        return statistics.median(result[key] for result in results[name])
-
-    speed = {
-        name: statistics.median(r["generated_tokens"] / r["seconds"] for r in runs)
-        for name, runs in results.items()
-    }
-    best = max((s for name, s in speed.items() if name.startswith("llama")), default=float("nan"))
-    for name in results:
-        numbers = [
-            f"{median(name, k):.0f}"
-            for k in ("seconds", "cpu_s", "generated_tokens", "prompt_tokens", "start_s", "peak_mb")
-        ]
-        table.add_row(name, f"{speed[name]:.1f}", f"{speed[name] / best:.2f}", *numbers)
+    speed = {name: [rate(result) for result in runs] for name, runs in results.items()}
+    best = max((median(speed[name]) for name in results if name.startswith("llama")), default=float("nan"))
+    for name, runs in results.items():
+        keys = (
+            "seconds",
+            "cpu_s",
+            "generated_tokens",
+            "prompt_tokens",
+            "start_s",
+            "peak_mb",
+            "alone_tokens_s",
+        )
+        numbers = [f"{median([result[key] for result in runs]):.0f}" for key in keys]
+        spread = f"{median(speed[name]):.1f} ({min(speed[name]):.1f} to {max(speed[name]):.1f})"
+        table.add_row(name, spread, f"{median(speed[name]) / best:.2f}", *numbers)
     return table
 
 
@@ -242,6 +301,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--slots", type=int, default=32, help="of the engine on JAX")
     parser.add_argument("--weights", default="bfloat16", choices=["bfloat16", "float32"])
     # For the child processes.
+    parser.add_argument("--divisor", type=int, default=1, help=argparse.SUPPRESS)
     parser.add_argument("--engine", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--serve", choices=list(SETTINGS), help=argparse.SUPPRESS)
     parser.add_argument("--model", type=Path, help=argparse.SUPPRESS)

@@ -14,6 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -24,6 +25,7 @@ from lemon_jax.backends.gguf_header import read_gguf_header
 from lemon_jax.backends.llama_server import KEY_VARIABLE, PROGRAM_VARIABLE
 from lemon_jax.backends.model_files import Progress
 from lemon_jax.backends.openai import OpenAIBackend
+from lemon_jax.backends.slot_prompts import SlotPrompts, Waiting, prompt_text
 from lemon_jax.backends.types import Reply, Request
 from lemon_jax.errors import LemonError
 
@@ -59,6 +61,13 @@ class EmbeddedServer:
     def alive(self) -> bool:
         """Whether the child process runs."""
         return self._process is not None and self._process.poll() is None
+
+    @property
+    def pid(self) -> int:
+        """The child process. Raises LemonError where there is none."""
+        if self._process is None:
+            raise LemonError(f"{self._model}: no llama.cpp server was started")
+        return self._process.pid
 
     async def __aenter__(self) -> EmbeddedServer:
         await self.start()
@@ -99,6 +108,26 @@ class EmbeddedServer:
         if self._folder is not None and not keep_log:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
+
+    async def save(self, slot: int, name: str) -> bool:
+        """Write the state of an idle slot to a file of this name."""
+        return await self._slot_action(slot, "save", name)
+
+    async def restore(self, slot: int, name: str) -> bool:
+        """Read a state that was saved into an idle slot."""
+        return await self._slot_action(slot, "restore", name)
+
+    async def _slot_action(self, slot: int, action: str, name: str) -> bool:
+        """Whether the server did it. What fails here costs time, not replies: the slot computes anew."""
+        address = f"{self.base_url.removesuffix('/v1')}/slots/{slot}?action={action}"
+        key = {"Authorization": f"Bearer {self.api_key}"}
+        try:
+            # The server comes to it between two batches, and a batch of long prompts takes a while.
+            async with httpx.AsyncClient(timeout=120.0, trust_env=False) as client:
+                response = await client.post(address, headers=key, json={"filename": name})
+        except httpx.HTTPError:
+            return False
+        return response.status_code == 200
 
     def _spawn(self, folder: Path) -> subprocess.Popen[bytes]:
         command = [
@@ -179,12 +208,14 @@ class EmbeddedBackend:
         self._slots = 1 if deterministic else slots
         self._context = context
         self._threads = threads
-        self._cache_prompt = not deterministic
+        self._deterministic = deterministic
         self._on_progress = on_progress
         self._limit = asyncio.Semaphore(self._slots)
         self._starting = asyncio.Lock()
         self._server: EmbeddedServer | None = None
         self._client: OpenAIBackend | None = None
+        self._prompts: SlotPrompts | None = None
+        self._waiting = Waiting()
         self._retired: list[OpenAIBackend] = []
         self._starts = 0
         self._closed = False
@@ -207,9 +238,23 @@ class EmbeddedBackend:
         self._retired.clear()
 
     async def _answer(self, request: Request) -> Reply:
-        # Loading and warming up a model computes too, so it belongs inside the turn.
-        async with self._gate.turn(self._name):
-            return await (await self._started()).answer(request)
+        text = prompt_text(request)
+        ticket = self._waiting.add(text)
+        try:
+            # Loading and warming up a model computes too, so it belongs inside the turn.
+            async with self._gate.turn(self._name):
+                client = await self._started()
+                if self._prompts is None:
+                    return await client.answer(request)
+
+                async def prefill(slot: int) -> bool:
+                    reply = await client.answer(replace(request, max_tokens=1), {"id_slot": slot})
+                    return reply.error is None
+
+                async with self._prompts.slot_for(text, ticket, prefill) as slot:
+                    return await client.answer(request, {"id_slot": slot})
+        finally:
+            self._waiting.leave(ticket)
 
     async def _started(self) -> OpenAIBackend:
         async with self._starting:
@@ -243,8 +288,9 @@ class EmbeddedBackend:
             server.api_key,
             self.identity,
             self._slots,
-            extra_body={"cache_prompt": self._cache_prompt},
+            extra_body={"cache_prompt": not self._deterministic},
         )
+        self._prompts = None if self._deterministic else SlotPrompts(server, self._slots, self._waiting)
 
     def _retire(self) -> None:
         if self._client is not None:

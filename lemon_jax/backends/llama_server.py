@@ -56,6 +56,13 @@ def _write_address(file: Path, address: str) -> None:
     temporary.replace(file)
 
 
+def _states_folder(args: argparse.Namespace) -> str:
+    """Where the states of slots are written: it goes with the server's own folder."""
+    folder = args.address_file.with_name("slots")
+    folder.mkdir()
+    return f"{folder}{os.sep}"  # llama.cpp appends the name as it is
+
+
 def _become(program: str, args: argparse.Namespace) -> NoReturn:
     """Replace this process by the program, set as in `_params`.
 
@@ -80,7 +87,8 @@ def _become(program: str, args: argparse.Namespace) -> NoReturn:
         "--threads-batch": args.threads,
         "--poll": 0,
         "--poll-batch": 0,
-        "--cache-ram": 1024,
+        "--cache-ram": 0,
+        "--slot-save-path": _states_folder(args),
         "--fit": "off",
         "--verbosity": 2,
     }
@@ -123,7 +131,8 @@ def _params(params: Any, args: argparse.Namespace) -> Any:
     params.cpuparams_batch.n_threads = args.threads
     params.cpuparams.poll = 0  # idle threads sleep: the cores belong to another server or to training
     params.cpuparams_batch.poll = 0
-    params.cache_ram_mib = 1024  # a role that returns to a slot finds its few-shot prefix again
+    params.cache_ram_mib = 0  # `slot_prompts` keeps what comes again, in files
+    params.slot_save_path = _states_folder(args)
     params.verbosity = 2  # warnings and errors
     return params
 

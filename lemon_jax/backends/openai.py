@@ -80,15 +80,15 @@ class OpenAIBackend:
         """Yield `(index, reply)` as replies arrive; failures are replies with `finish="error"`."""
         return answer_all(requests, self.answer, self._begun)
 
-    async def answer(self, request: Request) -> Reply:
-        """Answer one request, as soon as a server has room for it."""
+    async def answer(self, request: Request, extra_body: dict[str, Any] | None = None) -> Reply:
+        """Answer one request, as soon as a server has room for it; `extra_body` goes with this one alone."""
         last: list[Fault] = []
         place = await self._places.enter()
         # The time that others took before its turn is no part of a request's own.
         start = time.monotonic()
         try:
             async with asyncio.timeout(self._timeout_s):
-                return await self._attempts(request, place, start, last)
+                return await self._attempts(request, place, start, last, extra_body or {})
         except TimeoutError:
             seen = f"; the last attempt failed with {last[-1].kind}: {last[-1].detail}" if last else ""
             fault = Fault(kind="timeout", detail=f"no reply in {self._timeout_s:g} s{seen}", retries=0)
@@ -102,9 +102,11 @@ class OpenAIBackend:
         for server in self._servers:
             await server.aclose()
 
-    async def _attempts(self, request: Request, place: Place, start: float, last: list[Fault]) -> Reply:
+    async def _attempts(
+        self, request: Request, place: Place, start: float, last: list[Fault], extra_body: dict[str, Any]
+    ) -> Reply:
         """The one retry layer; `last` collects the faults for the caller whose deadline cuts in."""
-        body = json.dumps(wire.chat_body(request, self._model, self._extra_body)).encode()
+        body = json.dumps(wire.chat_body(request, self._model, self._extra_body | extra_body)).encode()
         running: dict[asyncio.Task[Reply], Place] = {}
         attempt, moves = 0, len(self._servers) - 1
         free: Place | None = place

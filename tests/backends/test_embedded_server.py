@@ -144,6 +144,36 @@ def test_life_of_a_real_server():
 
 @needs_model
 @pytest.mark.slow
+def test_slots_of_a_real_server_read_a_common_beginning_from_a_file(monkeypatch):
+    done = []
+    action = EmbeddedServer._slot_action
+
+    async def noted(server, slot, what, name):
+        done.append((what, await action(server, slot, what, name)))
+        return done[-1][1]
+
+    monkeypatch.setattr(EmbeddedServer, "_slot_action", noted)
+    asked = [
+        ask(f"{'A long story of a dog and a cat. ' * 15}{question}") for question in ("Who?", "Why?", "So?")
+    ]
+
+    async def run(**options):
+        backend = EmbeddedBackend(
+            "m", lambda p: Path(GGUF), "gguf:0", ExclusiveGate(), slots=4, context=512, **options
+        )
+        try:
+            return {index: reply.text async for index, reply in backend.generate(asked)}
+        finally:
+            await backend.aclose()
+
+    replies = asyncio.run(run())
+    assert sorted(done) == [("restore", True), ("restore", True), ("save", True)]
+    assert replies == asyncio.run(run(deterministic=True))  # short ones: no near tie to lose
+    assert len(done) == 3
+
+
+@needs_model
+@pytest.mark.slow
 def test_no_server_outlives_a_killed_parent(tmp_path):
     command, env = [sys.executable, "-c", PARENT, GGUF], os.environ | {"TMPDIR": str(tmp_path)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env) as parent:

@@ -1,0 +1,160 @@
+"""Slots of a llama.cpp server: a double that counts what is computed, and which state lies where."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from lemon_jax.backends import Message, Request
+from lemon_jax.backends.slot_prompts import SlotPrompts, Waiting, common, prompt_text
+
+ROLE, OTHER_ROLE = "role " * 200, "another role " * 100  # characters; the beginning of a system message
+
+
+class Double:
+    """A server whose slots hold texts; a character that is computed counts one."""
+
+    def __init__(self, slots, *, reads=True):
+        self.held = [""] * slots
+        self.busy = [False] * slots
+        self.files = {}
+        self.computed = 0
+        self.restored = 0
+        self.reads = reads
+
+    async def save(self, slot, name):
+        assert not self.busy[slot]
+        await asyncio.sleep(0)
+        self.files[name] = self.held[slot]
+        return True
+
+    async def restore(self, slot, name):
+        assert not self.busy[slot]
+        await asyncio.sleep(0)
+        if not self.reads:
+            return False
+        self.held[slot] = self.files[name]
+        self.restored += 1
+        return True
+
+    async def answer(self, slot, text):
+        assert not self.busy[slot]
+        self.busy[slot] = True
+        try:
+            await asyncio.sleep(0.01)
+            self.computed += len(text) - common(self.held[slot], text)
+            self.held[slot] = text
+            return True
+        finally:
+            self.busy[slot] = False
+
+
+def run(texts, *, slots=8, double=None, limit=None):
+    """Ask for all at once, as `EmbeddedBackend` does; the double afterwards."""
+    double = double or Double(slots)
+
+    async def main():
+        waiting = Waiting()
+        prompts = SlotPrompts(double, slots, waiting)
+        room = asyncio.Semaphore(slots)
+
+        async def one(text):
+            async with room:
+                ticket = waiting.add(text)
+                async with prompts.slot_for(text, ticket, lambda slot: double.answer(slot, text)) as slot:
+                    await double.answer(slot, text)
+
+        await asyncio.gather(*(one(text) for text in texts))
+        assert not waiting._texts
+
+    asyncio.run(asyncio.wait_for(main(), 10))
+    return double
+
+
+def distinct(texts):
+    """Characters of all texts, a common beginning counted once."""
+    ordered = sorted(texts)
+    return sum(len(b) - common(a, b) for a, b in zip(["", *ordered], ordered, strict=False))
+
+
+def test_a_common_beginning_is_computed_once_whoever_asks_together():
+    texts = [f"{ROLE}{i} question {i}" for i in range(6)] + [f"{OTHER_ROLE}{i} task" for i in range(2)]
+    double = run(texts)
+    assert double.computed == distinct(texts)
+    assert double.restored == 6  # all but the two that computed the beginnings
+
+
+def test_equal_prompts_are_computed_once_also_where_the_role_is_known():
+    samples = [f"{ROLE}5 long question {'word ' * 100}"] * 5
+    texts = [f"{ROLE}{i} question" for i in range(3)] + samples
+    assert run(texts).computed == distinct(texts)
+
+
+def test_more_calls_than_slots_and_short_prompts_are_answered_too():
+    texts = [f"{i} short" for i in range(20)]
+    double = run(texts, slots=3)
+    assert not double.files  # nothing is worth a file
+    texts = [f"{ROLE}{letter}" for letter in "abcdefghijklmnopqrst"]
+    assert run(texts, slots=3).computed == distinct(texts)
+
+
+def test_a_file_that_cannot_be_read_costs_time_only():
+    texts = [f"{ROLE}{i} question" for i in range(4)]
+    double = run(texts, double=Double(4, reads=False), slots=4)
+    assert double.computed > distinct(texts)
+
+
+def test_the_least_used_file_is_written_over(monkeypatch):
+    monkeypatch.setattr("lemon_jax.backends.slot_prompts._FILES", 2)
+    texts = [f"{r} {'beginning ' * 60}{i}" for r in range(5) for i in range(3)]
+    double = run(texts, slots=2)
+    assert len(double.files) == 2
+
+
+def test_who_waits_for_a_call_that_fails_goes_on():
+    class Fails(Double):
+        async def answer(self, slot, text):
+            if text.endswith("bad"):
+                await asyncio.sleep(0.01)
+                raise RuntimeError("the server died")
+            return await super().answer(slot, text)
+
+    texts = [f"{ROLE} bad", f"{ROLE}1", f"{ROLE}2"]
+    double = Fails(4)
+    with pytest.raises(RuntimeError, match="died"):
+        run(texts, double=double, slots=4)
+
+    async def main():
+        waiting, answered = Waiting(), []
+        prompts = SlotPrompts(double, 4, waiting)
+
+        async def one(text):
+            ticket = waiting.add(text)
+            async with prompts.slot_for(text, ticket, lambda slot: double.answer(slot, text)) as slot:
+                await double.answer(slot, text)
+                answered.append(text)
+
+        await asyncio.gather(*map(one, texts), return_exceptions=True)
+        return answered
+
+    assert sorted(asyncio.run(asyncio.wait_for(main(), 10))) == texts[1:]
+
+
+def test_prompts_begin_alike_where_their_chats_do():
+    def text(*contents):
+        messages = tuple(
+            Message(role=role, content=c) for role, c in zip(("system", "user"), contents, strict=True)
+        )
+        return prompt_text(Request(model="m", messages=messages, max_tokens=1))
+
+    assert common(text("role", "a"), text("role", "b")) > len("role")
+    assert text("ab", "c") != text("a", "bc")
+    for a, b, expected in (
+        ("", "", 0),
+        ("abc", "abd", 2),
+        ("abc", "abc", 3),
+        ("abc", "abcd", 3),
+        ("x", "y", 0),
+    ):
+        assert common(a, b) == expected
