@@ -24,7 +24,7 @@ from lemon_jax.model.config import DecoderConfig
 from lemon_jax.model.layout import window_mask
 from lemon_jax.model.projection import project
 from lemon_jax.model.rope import rotary_angles, rotate
-from lemon_jax.model.sharding import KV_CACHE, constrain
+from lemon_jax.model.sharding import KV_CACHE, constrain, constrain_stacked, on_one_device
 
 # One (keys, values) pair a layer, each [B, K, S, E]: with the slots next to the features both products
 # of attention are plain batched matrix products (2.5 times faster on CPU than [B, S, K, E]). A tuple,
@@ -168,6 +168,7 @@ class Decoder(nnx.Module):
         write_index: Int[Array, ""] | Int[Array, " batch"] | int = 0,
         *,
         remat: bool = False,
+        keep_cache: bool = True,
     ) -> tuple[Float[Array, "batch time dim"], KVCache]:
         """Normalised hidden states [B, T, D], and the keys and values.
 
@@ -187,6 +188,9 @@ class Decoder(nnx.Module):
             local_mask = window_mask(mask_BxTxS, config.sliding_window)
         new_cache = []
         run = jax.checkpoint(Block.__call__) if remat else Block.__call__
+        if cache is None and not keep_cache and not on_one_device():
+            x = self._looped(run, x, rotation, mask)
+            return constrain(self.final_norm(x), *RESIDUAL), ()
         # Unrolled in Python: see KVCache.
         for i, block in enumerate(self.layers):
             layer_cache = None if cache is None else cache[i]
@@ -196,6 +200,17 @@ class Decoder(nnx.Module):
             x, layer_cache = run(block, x, cos, sin, seen, layer_cache, write_index)
             new_cache.append(layer_cache)
         return constrain(self.final_norm(x), *RESIDUAL), tuple(new_cache)
+
+    def _looped(self, run, x, rotation, mask):
+        graphs, states = zip(*(nnx.split(block) for block in self.layers), strict=True)
+        stacked = jax.tree.map(lambda *xs: jnp.stack(xs), *states)
+        cos, sin = rotation
+
+        def body(x, state):
+            x = constrain(x, *RESIDUAL)
+            return run(nnx.merge(graphs[0], state), x, cos, sin, mask, None, 0)[0], None
+
+        return jax.lax.scan(body, x, constrain_stacked(stacked))[0]
 
     def head_weight(self) -> Float[Array, "vocab dim"]:
         """The output projection: the embedding itself when tied."""

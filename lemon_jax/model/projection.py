@@ -8,6 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array
 
+from lemon_jax.model.sharding import gathered
+
 
 class LoraParam(nnx.Param):
     """A factor of a low-rank adapter (see `lora`)."""
@@ -21,7 +23,7 @@ def project(module: Any, name: str, spec: str, x: Array) -> Array:
 
         # spec "btd,dhe->bhte", rank axis r:  "btd,dr->btr", then "btr,rhe->bhte"
     """
-    out = jnp.einsum(spec, x, getattr(module, name)[...])
+    out = jnp.einsum(spec, x, gathered(getattr(module, name)[...], name))
     first = getattr(module, f"{name}_lora_a", None)
     if first is None:
         return out

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float, Int
 
 from lemon_jax.model.decoder import Decoder, project_logits
 from lemon_jax.model.layout import attention_mask, rope_positions
-from lemon_jax.model.sharding import batch_shards
+from lemon_jax.model.sharding import batch_shards, gathered
 from lemon_jax.model.support import Trace, mask_logits
 
 TOKENS_OF_A_DEVICE = 512  # whose logits it computes at a time on a mesh
@@ -34,6 +34,7 @@ def completion_hidden(
         rope_positions(prompt_lengths_B, slots, prompt_slots),
         attention_mask(prompt_lengths_B, slots, prompt_slots, num_slots),
         remat=remat,
+        keep_cache=False,
     )
     # The first token is predicted by the last true prompt token, which lies before the padding.
     last_Bx1xD = jnp.take_along_axis(hidden_BxSxD, (prompt_lengths_B - 1)[:, None, None], axis=1)
@@ -92,7 +93,7 @@ def completion_log_probs(
     chunk = min(max(chunk, min(busy, chunk * shards)), steps)
     num_chunks = -(-steps // chunk)
     fill = num_chunks * chunk - steps
-    head_VxD = decoder.head_weight()
+    head_VxD = gathered(decoder.head_weight(), "head")
 
     # Recomputed in the backward pass, which would otherwise keep every chunk's logits.
     @jax.checkpoint

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -185,6 +186,40 @@ def constrain_tree(tree: Any) -> Any:
         ),
         tree,
     )
+
+
+def constrain_stacked(tree: Any) -> Any:
+    mesh = jax.sharding.get_abstract_mesh()
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: jax.lax.with_sharding_constraint(
+            leaf, PartitionSpec(None, *param_spec(_dotted(path), leaf.shape[1:], dict(mesh.shape)))
+        ),
+        tree,
+    )
+
+
+def gathered(x: jax.Array, name: str) -> jax.Array:
+    if on_one_device():
+        return x
+    return _gathered(x, name)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gathered(x, name):
+    return _over_fsdp(x, name, False)
+
+
+def _over_fsdp(x, name, split):
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    if not split:
+        sizes["fsdp"] = 1
+    return jax.lax.with_sharding_constraint(x, param_spec(name, x.shape, sizes))
+
+
+_gathered.defvjp(
+    lambda x, name: (_gathered(x, name), None),
+    lambda name, _, g: (_over_fsdp(_over_fsdp(g, name, False), name, True),),
+)
 
 
 def on_host() -> contextlib.AbstractContextManager[Any]:
