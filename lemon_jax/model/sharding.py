@@ -218,7 +218,7 @@ def _over_fsdp(x, name, split):
 
 _gathered.defvjp(
     lambda x, name: (_gathered(x, name), None),
-    lambda name, _, g: (_over_fsdp(_over_fsdp(g, name, False), name, True),),
+    lambda name, _, g: (_over_fsdp(g, name, True),),
 )
 
 
