@@ -108,9 +108,7 @@ def traffic(text: str, chips: int, *, open_trips: int = 1) -> Traffic:
         total.memory += size  # where it arrives
     for name in _top_level(computations, entry):
         shapes = {one.name: one.shape for one in computations[name]}
-        total.memory += runs[name] * sum(
-            _memory(one, shapes, computations) for one in computations[name]
-        )
+        total.memory += runs[name] * sum(_memory(one, shapes, computations) for one in computations[name])
     return total
 
 

@@ -19,7 +19,7 @@ def project(module: Any, name: str, spec: str, x: Array) -> Array:
     """einsum(spec, x, module.name), and what the adapter of that parameter adds.
 
     The adapter is applied to x, not added to the parameter: its gradient then needs none of the parameter's
-    size.
+    size. On a mesh the parameter is gathered for the product.
 
         # spec "btd,dhe->bhte", rank axis r:  "btd,dr->btr", then "btr,rhe->bhte"
     """

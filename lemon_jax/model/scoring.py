@@ -86,14 +86,14 @@ def completion_log_probs(
     # Where twice: cleaning only the result would let the padding's gradient through as 0 * inf.
     hidden_BxCxD = jnp.where(valid_BxC[:, :, None], hidden_BxCxD, 0)
 
-    # On a mesh a device holds few of the rows, and for each chunk it gathers the head and adds up the head's
-    # gradient with all others. So its rows take longer chunks, of as many tokens as keep it busy meanwhile.
+    # On a mesh a device holds few of the rows, and for each chunk it adds up the head's gradient with all
+    # others. So its rows take longer chunks, of as many tokens as keep it busy meanwhile.
     shards = batch_shards()
     busy = TOKENS_OF_A_DEVICE // -(-batch // shards)
     chunk = min(max(chunk, min(busy, chunk * shards)), steps)
     num_chunks = -(-steps // chunk)
     fill = num_chunks * chunk - steps
-    head_VxD = gathered(decoder.head_weight(), "head")
+    head_VxD = gathered(decoder.head_weight(), "head")  # once for all chunks
 
     # Recomputed in the backward pass, which would otherwise keep every chunk's logits.
     @jax.checkpoint

@@ -175,51 +175,42 @@ def batch_shards() -> int:
     return math.prod(dict(mesh.shape).get(axis, 1) for axis in RULES["batch"])
 
 
-def constrain_tree(tree: Any) -> Any:
-    """Parameters, gradients or an optimiser's state, kept split as the table says; see `using`."""
+def constrain_tree(tree: Any, *, stacked: bool = False) -> Any:
+    """Parameters, gradients or an optimiser's state, kept split as the table says; see `using`. If `stacked`,
+    an axis of layers comes before the others, and is not split."""
     if on_one_device():
         return tree
-    mesh = jax.sharding.get_abstract_mesh()
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: jax.lax.with_sharding_constraint(
-            leaf, param_spec(_dotted(path), leaf.shape, dict(mesh.shape))
-        ),
-        tree,
-    )
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+
+    def one(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        spec = param_spec(_dotted(path), leaf.shape[stacked:], sizes)
+        return jax.lax.with_sharding_constraint(leaf, PartitionSpec(None, *spec) if stacked else spec)
+
+    return jax.tree_util.tree_map_with_path(one, tree)
 
 
-def constrain_stacked(tree: Any) -> Any:
-    mesh = jax.sharding.get_abstract_mesh()
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: jax.lax.with_sharding_constraint(
-            leaf, PartitionSpec(None, *param_spec(_dotted(path), leaf.shape[1:], dict(mesh.shape)))
-        ),
-        tree,
-    )
+def gathered(parameter: jax.Array, name: str) -> jax.Array:
+    """A parameter, whole but for what the tensor axis splits, for a product with it; its gradient is split as
+    the parameter is. Inside a jit-compiled function; see `using`.
 
-
-def gathered(x: jax.Array, name: str) -> jax.Array:
-    if on_one_device():
-        return x
-    return _gathered(x, name)
+    Said outright, because the compiler would else pass the pieces around while it multiplies, in as many
+    small products as there are devices.
+    """
+    return parameter if on_one_device() else _gathered(parameter, name)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _gathered(x, name):
-    return _over_fsdp(x, name, False)
+def _gathered(parameter: jax.Array, name: str) -> jax.Array:
+    sizes = dict(jax.sharding.get_abstract_mesh().shape) | {"fsdp": 1}
+    return jax.lax.with_sharding_constraint(parameter, param_spec(name, parameter.shape, sizes))
 
 
-def _over_fsdp(x, name, split):
+def _scattered(name: str, _: None, gradient: jax.Array) -> tuple[jax.Array]:
     sizes = dict(jax.sharding.get_abstract_mesh().shape)
-    if not split:
-        sizes["fsdp"] = 1
-    return jax.lax.with_sharding_constraint(x, param_spec(name, x.shape, sizes))
+    return (jax.lax.with_sharding_constraint(gradient, param_spec(name, gradient.shape, sizes)),)
 
 
-_gathered.defvjp(
-    lambda x, name: (_gathered(x, name), None),
-    lambda name, _, g: (_over_fsdp(g, name, True),),
-)
+_gathered.defvjp(lambda parameter, name: (_gathered(parameter, name), None), _scattered)
 
 
 def on_host() -> contextlib.AbstractContextManager[Any]:

@@ -55,8 +55,8 @@ class Checkpoints:
         self._skipped: list[int] = []  # damaged, when the run was resumed
 
     def save(self, step: int, state: TrainState, sampler: EditSampler) -> None:
-        """Begin to keep the state after `step` steps; older ones but one are removed, and damaged ones of
-        later steps too, which a resumed run has not reached yet. The state may change as soon as this returns.
+        """Begin to keep the state after `step` steps; older ones but one are removed, and so are damaged ones
+        of steps that a resumed run has not reached yet. The state may change as soon as this returns.
 
         Raises LemonError where the disk is full, perhaps from the save before; the checkpoints that were
         saved stay.
@@ -151,8 +151,8 @@ class Checkpoints:
 
 
 def _halves(folder: epath.Path) -> list[epath.Path]:
-    """What saves that did not end have left. A local one lies under a name of its own until it is whole; where
-    a folder cannot be renamed, a last file says that it is."""
+    """What saves that did not end have left. A local one lies under a name of its own until it is whole; at
+    an address, where a folder cannot be renamed, a last file says that it is."""
     if "://" not in str(folder):
         return sorted(folder.glob("*.orbax-checkpoint-tmp*"))
     steps = [p for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []

@@ -28,8 +28,8 @@ POLL_S = 0.5  # how soon a process learns that another was told to stop
 def preemptible(hosts: Hosts, *, grace_s: float = GRACE_S) -> Iterator[None]:
     """Within it, inside the event loop, SIGTERM to any process of the run calls `hosts.stop` on all.
 
-    Where they have not all stopped `grace_s` seconds later, because a computation does not end, the process ends
-    at once with EXIT_PREEMPTED: what was saved before stays, and the step is lost. Main thread only.
+    Where they have not all stopped `grace_s` seconds later, because a computation does not end, the process
+    ends at once with EXIT_PREEMPTED: what was saved before stays, and the step is lost. Main thread only.
     """
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()

@@ -1,8 +1,8 @@
-"""Google Cloud Storage's JSON API in memory, as far as writing, listing and restoring checkpoints asks for it.
+"""Google Cloud Storage's JSON API in memory, as far as writing, listing and restoring checkpoints need it.
 
-Objects with generations and their preconditions, listings with prefixes, reads of ranges, uploads whole, in two
-parts and in pieces (cloud.google.com/storage/docs/json_api). Three clients speak to it: TensorStore, gcsfs, and
-Google's own, each by an environment variable that names the server.
+Objects with generations and their preconditions, listings with prefixes, reads of ranges, uploads whole, in
+two parts and in pieces (cloud.google.com/storage/docs/json_api). Three clients speak to it: TensorStore,
+gcsfs, and Google's own, each by an environment variable that names the server.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
+Answer = tuple[int, bytes, dict[str, str]]  # status, body, headers
 STAMP = "2026-01-01T00:00:00.000Z"
 
 
@@ -28,8 +29,7 @@ class FakeGcs:
         self.uploads: dict[str, tuple[str, bytearray]] = {}
         self.lock = threading.Lock()
         self.generation = 0
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": self}))
-        self._server.daemon_threads = True
+        self._server = _Server(("127.0.0.1", 0), type("Handler", (_Handler,), {"store": self}))
         self.address = f"http://127.0.0.1:{self._server.server_address[1]}"
 
     @property
@@ -40,6 +40,8 @@ class FakeGcs:
             "TENSORSTORE_GCS_HTTP_URL": self.address,
             "GOOGLE_AUTH_TOKEN_FOR_TESTING": "nobody",  # TensorStore's
             "GOOGLE_CLOUD_PROJECT": "tests",
+            "GCSFS_EXPERIMENTAL_ZB_HNS_SUPPORT": "false",  # else gcsfs asks another service what kind it is
+            "NO_GCE_CHECK": "true",  # nor is this a machine of Google's
             "NO_PROXY": "127.0.0.1",
         }
 
@@ -87,6 +89,13 @@ class FakeGcs:
         return {"kind": "storage#objects", "items": items, "prefixes": sorted(prefixes)}
 
 
+class _Server(ThreadingHTTPServer):
+    daemon_threads = True
+
+    def handle_error(self, *_: object) -> None:
+        """A client that has left does not wait for its answer."""
+
+
 class _Handler(BaseHTTPRequestHandler):
     store: FakeGcs
     protocol_version = "HTTP/1.1"
@@ -95,25 +104,22 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         with self.store.lock:
-            self._get(*self._asked())
+            answer = self._get(*self._asked())
+        self._send(answer)
 
     def do_POST(self) -> None:
         body = self._body()
         with self.store.lock:
-            self._post(*self._asked(), body)
+            answer = self._post(*self._asked(), body)
+        self._send(answer)
 
     def do_PUT(self) -> None:
         self.do_POST()
 
     def do_DELETE(self) -> None:
         with self.store.lock:
-            name, query = self._asked()
-            if name not in self.store.objects:
-                return self._fail(404)
-            if self._changed(name, query):
-                return self._fail(412)
-            del self.store.objects[name]
-            self._send(204)
+            answer = self._delete(*self._asked())
+        self._send(answer)
 
     def _asked(self) -> tuple[str | None, dict[str, str]]:
         """The object's name, "" for all of the bucket, None for the bucket itself; and the query."""
@@ -124,49 +130,57 @@ class _Handler(BaseHTTPRequestHandler):
             return None, query
         return unquote(found[2] or ""), query
 
-    def _get(self, name: str | None, query: dict[str, str]) -> None:
+    def _delete(self, name: str | None, query: dict[str, str]) -> Answer:
+        if name not in self.store.objects:
+            return _fail(404)
+        if self._changed(name, query):
+            return _fail(412)
+        del self.store.objects[name]
+        return 204, b"", {}
+
+    def _get(self, name: str | None, query: dict[str, str]) -> Answer:
         if name is None:
             facts = {"kind": "storage#bucket", "id": self.store.bucket, "name": self.store.bucket}
-            return self._json(facts | {"location": "US", "storageClass": "STANDARD"})
+            return _json(facts | {"location": "US", "storageClass": "STANDARD"})
         if not name:
-            return self._json(self.store.listing(query))
+            return _json(self.store.listing(query))
         if name not in self.store.objects:
-            return self._fail(404)
+            return _fail(404)
         generation, content = self.store.objects[name]
         if query.get("ifGenerationNotMatch") == str(generation):
-            return self._fail(304)
+            return _fail(304)
         if self._changed(name, query):
-            return self._fail(412)
+            return _fail(412)
         if query.get("alt") != "media":
-            return self._json(self.store.describe(name))
+            return _json(self.store.describe(name))
         headers = {"x-goog-generation": str(generation), "x-goog-stored-content-length": str(len(content))}
         asked = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if not asked:
-            return self._send(200, content, headers)
+            return 200, content, headers
         if asked[1]:
             start, end = int(asked[1]), min(int(asked[2] or len(content) - 1), len(content) - 1)
         else:
             start, end = max(len(content) - int(asked[2]), 0), len(content) - 1
         if start >= len(content):
-            return self._fail(416)
+            return _fail(416)
         headers["Content-Range"] = f"bytes {start}-{end}/{len(content)}"
-        self._send(206, content[start : end + 1], headers)
+        return 206, content[start : end + 1], headers
 
-    def _post(self, name: str | None, query: dict[str, str], body: bytes) -> None:
+    def _post(self, name: str | None, query: dict[str, str], body: bytes) -> Answer:
         if upload := query.get("upload_id"):
             name, pieces = self.store.uploads[upload]
             pieces += body
             total = self.headers.get("Content-Range", "").rpartition("/")[2]
             if total in ("", "*", str(len(pieces))) and total != "*":
-                return self._json(self.store.put(name, pieces))
-            return self._send(308, b"", {"Range": f"bytes=0-{len(pieces) - 1}"})
+                return _json(self.store.put(name, pieces))
+            return 308, b"", {"Range": f"bytes=0-{len(pieces) - 1}"}
         kind = query.get("uploadType", "")
         if found := re.search(r"/(?:rewriteTo|copyTo)/b/[^/]+/o/([^/?]+)", self.path):
             source = self.store.objects.get(name or "")
             if source is None:
-                return self._fail(404)
+                return _fail(404)
             resource = self.store.put(unquote(found[1]), source[1])
-            return self._json({"kind": "storage#rewriteResponse", "done": True, "resource": resource})
+            return _json({"kind": "storage#rewriteResponse", "done": True, "resource": resource})
         if kind == "multipart":
             boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])
             assert boundary is not None
@@ -177,14 +191,14 @@ class _Handler(BaseHTTPRequestHandler):
             name = query.get("name") or json.loads(body)["name"]
         assert name is not None
         if self._changed(name, query):
-            return self._fail(412)
+            return _fail(412)
         if kind == "resumable":
             upload = str(len(self.store.uploads))
             self.store.uploads[upload] = (name, bytearray())
             where = f"{self.store.address}/upload/storage/v1/b/{self.store.bucket}/o"
             where += f"?uploadType=resumable&name={quote(name, safe='')}&upload_id={upload}"
-            return self._send(200, b"", {"Location": where})
-        self._json(self.store.put(name, body))
+            return 200, b"", {"Location": where}
+        return _json(self.store.put(name, body))
 
     def _changed(self, name: str, query: dict[str, str]) -> bool:
         """Whether the object has another generation than the one that the request is meant for."""
@@ -201,17 +215,21 @@ class _Handler(BaseHTTPRequestHandler):
         self.rfile.readline()
         return out
 
-    def _json(self, value: dict[str, Any]) -> None:
-        self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
-
-    def _fail(self, status: int) -> None:
-        text = json.dumps({"error": {"code": status, "message": f"status {status}"}})
-        self._send(status, b"" if status == 304 else text.encode(), {"Content-Type": "application/json"})
-
-    def _send(self, status: int, body: bytes = b"", headers: dict[str, str] | None = None) -> None:
+    def _send(self, answer: Answer) -> None:
+        status, body, headers = answer
         self.send_response(status)
-        for key, value in (headers or {}).items():
+        for key, value in headers.items():
             self.send_header(key, value)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
+
+
+def _json(value: dict[str, Any], status: int = 200) -> Answer:
+    return status, json.dumps(value).encode(), {"Content-Type": "application/json"}
+
+
+def _fail(status: int) -> Answer:
+    if status == 304:  # has no body
+        return status, b"", {}
+    return _json({"error": {"code": status, "message": f"status {status}"}}, status)

@@ -24,7 +24,8 @@ from lemon_jax.train.preemption import preemptible
 
 index, count, port = map(int, sys.argv[1:])
 hosts = connect(f"127.0.0.1:{port}", count, index) if count > 1 else Hosts()
-endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 7, lambda x: (3 * x + 1) % 7, x)).lower(1).compile()
+endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 7, lambda x: (3 * x + 1) % 7, x))
+endless = endless.lower(1).compile()
 
 async def run():
     with preemptible(hosts, grace_s=1.0):
