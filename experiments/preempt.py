@@ -3,10 +3,9 @@
     python experiments/preempt.py
     python experiments/preempt.py --processes 2
 
-A run whose workers take seconds for each call (`bench/light_server.py`), so that executions that were awaited would
-take longer than a cloud gives. Its last process alone is told to stop: while it samples, while it waits
-for workers, while it updates. Exit code 0: each time all processes left within 30 s, with exit code 75 and
-the last whole step saved; 1: not so; 2: the run failed.
+A run whose workers take seconds for each call (`bench/light_server.py`). Its last process alone is told to
+stop: while it samples, while it waits for workers, while it updates. Exit code 0: each time all left
+within 30 s with exit code 75 and the last whole step saved; 1: not so; 2: the run failed.
 """
 
 from __future__ import annotations

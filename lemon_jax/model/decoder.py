@@ -12,7 +12,9 @@ Norms, rotary angles, attention weights and logits are fp32 throughout.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -187,11 +189,11 @@ class Decoder(nnx.Module):
             assert config.sliding_window is not None  # the config's own check
             local_mask = window_mask(mask_BxTxS, config.sliding_window)
             nearby = (*rotary_angles(positions_BxT, config, local=True), local_mask)
+        run = jax.checkpoint(Block.__call__) if remat else Block.__call__
         if cache is None and not keep_cache and not on_one_device():
-            x = self._looped(x, everywhere, nearby, remat=remat)
+            x = self._looped(run, x, everywhere, nearby)
             return constrain(self.final_norm(x), *RESIDUAL), ()
         new_cache = []
-        run = jax.checkpoint(Block.__call__) if remat else Block.__call__
         # Unrolled in Python: see KVCache.
         for i, block in enumerate(self.layers):
             layer_cache = None if cache is None else cache[i]
@@ -201,12 +203,9 @@ class Decoder(nnx.Module):
             new_cache.append(layer_cache)
         return constrain(self.final_norm(x), *RESIDUAL), tuple(new_cache) if keep_cache else ()
 
-    def _looped(self, x_BxTxD: Array, everywhere: Seen, nearby: Seen, *, remat: bool) -> Array:
-        """All blocks, as a loop over their stacked parameters: compiled once, for tens of layers on a mesh
-        minutes instead of hours, and without more than two layers' gathered parameters at a time.
-
-        The stack is a copy of the parameters, in the dtype that computes.
-        """
+    def _looped(self, run: Callable[..., Any], x_BxTxD: Array, everywhere: Seen, nearby: Seen) -> Array:
+        """All blocks, as a loop over their stacked parameters: one block is compiled, not tens, and of few
+        the gathered parameters are there at a time. The stack is a copy, in the dtype that computes."""
         graphs, states = zip(*(nnx.split(block) for block in self.layers), strict=True)
         stacked = constrain_tree(jax.tree.map(lambda *layers: jnp.stack(layers), *states), stacked=True)
         local_L = jnp.array([i in self.config.sliding_layers for i in range(self.config.num_layers)])
@@ -217,10 +216,8 @@ class Decoder(nnx.Module):
             if self.config.sliding_layers:
                 seen = jax.tree.map(partial(jnp.where, local), nearby, everywhere)
             x = constrain(x, *RESIDUAL)
-            return nnx.merge(graphs[0], state)(x, *seen, None, 0)[0], None
+            return run(nnx.merge(graphs[0], state), x, *seen, None, 0)[0], None
 
-        # A loop's passes are apart anyway: nothing need keep the compiler from joining them.
-        step = jax.checkpoint(step, prevent_cse=False) if remat else step
         return jax.lax.scan(step, x_BxTxD, (stacked, local_L))[0]
 
     def head_weight(self) -> Float[Array, "vocab dim"]:
