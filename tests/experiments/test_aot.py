@@ -202,8 +202,8 @@ def test_flops_are_those_that_xla_counts_without_loops():
     ("fsdp", "tasks", "chunks"), [(1, 2, 4), (2, 2, 2), (4, 2, 1), (4, 16, 4), (4, 4, 2)]
 )
 def test_a_mesh_adds_up_the_heads_gradient_for_fewer_chunks(fsdp, tasks, chunks):
-    """Of 64 steps on one device; on a mesh of 512 tokens a device, and of no more logits than one holds. There
-    the layers are a loop too."""
+    """Of 64 steps on one device; on a mesh of 512 tokens a device, and of no more logits than one holds.
+    There the layers are a loop too."""
     long = aot_programs.Workload(**(vars(TINY) | {"completion": 256, "tasks": tasks}))
     mesh = make_mesh(fsdp=fsdp, devices=jax.devices()[:fsdp])
     function, arrays, static = aot_programs._call("score", long, mesh)
