@@ -14,7 +14,7 @@ import contextlib
 import signal
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 # Of a manifest: the same in all processes, and when a run is resumed.
 MADE_OF = ("policy_sha256", "tokenizer_sha256", "chat_template_sha256", "data", "workers")
 EXIT_DIFFERENT, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 130
-EXIT_PREEMPTED = 75  # by SIGTERM, all saved: EX_TEMPFAIL of sysexits.h, start it again
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -45,6 +44,7 @@ def main(argv: list[str] | None = None) -> int:
     # Imported behind the argument parser, so that --help does not wait for JAX.
     from lemon_jax.errors import NO_ROOM, LemonError
     from lemon_jax.train.hosts import Hosts, Preempted, connect
+    from lemon_jax.train.preemption import EXIT_PREEMPTED
 
     terminated = False
 
@@ -93,6 +93,7 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
     from lemon_jax.report.table import SIMULATED_WARNING
     from lemon_jax.train.hosts import Hosts
     from lemon_jax.train.job import Job, manifest
+    from lemon_jax.train.preemption import preemptible
     from lemon_jax.train.run_dir import EXECUTIONS
     from lemon_jax.train.simulation import is_simulated, seal
 
@@ -111,7 +112,7 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
             progress.note(f"{size} recorded worker calls {how}")
 
         async def job() -> tuple[dict[str, Any], RunDir]:
-            with _stopped_by_sigterm(hosts):
+            with preemptible(hosts):
                 async with pool:
                     await hosts.run(pool.check)
                     facts = manifest(config, datasets, policy, pool, scale)
@@ -196,18 +197,6 @@ def _load(
         policy = Orchestrator.load(_shipped(config.policy))
     workers = worker_config(config.workers) if recorded is None else replay_workers(recorded["workers"])
     return mesh, datasets, policy, WorkerPool(workers, progress.download)
-
-
-@contextlib.contextmanager
-def _stopped_by_sigterm(hosts: Hosts) -> Iterator[None]:
-    """Inside the event loop SIGTERM stops the hosts between two steps, and not wherever it comes."""
-    loop, before = asyncio.get_running_loop(), signal.getsignal(signal.SIGTERM)
-    loop.add_signal_handler(signal.SIGTERM, hosts.stop)
-    try:
-        yield
-    finally:
-        loop.remove_signal_handler(signal.SIGTERM)
-        signal.signal(signal.SIGTERM, before)
 
 
 def _directory(

@@ -16,13 +16,14 @@ import argparse
 import math
 import os
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-# Before JAX: no TPU is looked for, and the compiler's library keeps to itself.
+# Before JAX: no TPU is looked for, and the compiler's library keeps to itself. It writes the text of each
+# program to a folder, since JAX 0.10.2 cannot read all that it makes for v5p.
 os.environ.update(
     {
         "TPU_SKIP_MDS_QUERY": "1",
@@ -33,6 +34,8 @@ os.environ.update(
         "TPU_LOG_DIR": "disabled",
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",  # no chip is opened, so nobody has to wait for another
         "JAX_PLATFORMS": "cpu",
+        "LIBTPU_INIT_ARGS": f"--xla_jf_dump_to={(TEXTS := tempfile.TemporaryDirectory(prefix='aot-')).name} "
+        "--xla_jf_dump_hlo_text=true --xla_jf_dump_llo_text=false --xla_jf_dump_llo_pass_label_regex=^none$",
     }
 )
 # Beside JAX, libtpu has every program look for a TPU; it may lie in a folder of its own instead.
@@ -106,7 +109,7 @@ def measure(program: str, work: Workload, mesh: Mesh, keep: Path | None = None) 
         f"{memory.generated_code_size_in_bytes / GB:.3f} GB of code",
         flush=True,
     )
-    text = _text(compiled)
+    text = _text()
     if keep is not None and text is not None:
         (keep / f"{program}-{work.config.num_layers}-layers-{work.rollouts}-rollouts.txt").write_text(text)
     moved = Traffic(received={"unknown": math.nan}, memory=math.nan)
@@ -124,14 +127,16 @@ def measure(program: str, work: Workload, mesh: Mesh, keep: Path | None = None) 
     )
 
 
-def _text(compiled: Any) -> str | None:
-    """The compiled program as text; None, said on stderr, where this JAX cannot read what libtpu wrote."""
-    try:
-        return compiled.as_text()
-    except jax.errors.JaxRuntimeError as error:
-        reason = str(error).splitlines()[0]
-        print(f"the compiled program cannot be read, so traffic is unknown ({reason:.100})", file=sys.stderr)
+def _text() -> str | None:
+    """The text of the program compiled last; None, said on stderr, where the compiler wrote none."""
+    files = sorted(Path(TEXTS.name).glob("*-hlo.txt"), key=lambda file: file.stat().st_mtime_ns)
+    if not files:
+        print("the compiler wrote no text of the program, so traffic is unknown", file=sys.stderr)
         return None
+    text = files[-1].read_text(encoding="utf-8")
+    for file in Path(TEXTS.name).iterdir():
+        file.unlink()
+    return text
 
 
 def at_depth(

@@ -105,25 +105,85 @@ def traffic(text: str, chips: int, *, open_trips: int = 1) -> Traffic:
                     seen[key] = (kind, size)
     for kind, size in seen.values():
         total.received[kind] = total.received.get(kind, 0.0) + size
+        total.memory += size  # where it arrives
     for name in _top_level(computations, entry):
         shapes = {one.name: one.shape for one in computations[name]}
-        total.memory += runs[name] * sum(_memory(one, shapes) for one in computations[name])
+        total.memory += runs[name] * sum(_memory(one, shapes, computations) for one in computations[name])
     return total
 
 
-def _memory(one: Instruction, shapes: dict[str, str]) -> float:
-    if one.opcode in _FREE or one.opcode.endswith("-done"):
+def _memory(one: Instruction, shapes: dict[str, str], computations: dict[str, list[Instruction]]) -> float:
+    if one.opcode in _FREE or one.opcode.endswith("-done") or one.name.startswith("async-collective"):
         return 0.0
     operands = [shapes.get(name, "") for name in _operands(one)]
-    if "dynamic-update-slice" in one.name or one.opcode == "dynamic-update-slice":
-        # In place: it writes as much as it is given beside the array itself.
-        sizes = sorted(size_of(shape, main_memory=True) for shape in operands)
-        return 2 * sum(sizes[:-1])
+    if one.opcode == "fusion":
+        return _fusion_memory(one, operands, computations)
+    if one.opcode == "dynamic-update-slice":  # in place
+        return 2 * size_of(operands[1], main_memory=True)
     if one.opcode == "dynamic-slice":
         return 2 * size_of(one.shape, main_memory=True)
     output = one.shape.partition(", u32[]")[0] if one.opcode == "copy-start" else one.shape
     read = 0.0 if one.opcode.endswith("-start") else sum(size_of(s, main_memory=True) for s in operands)
     return read + size_of(output, main_memory=True)
+
+
+def _fusion_memory(
+    one: Instruction, operands: list[str], computations: dict[str, list[Instruction]]
+) -> float:
+    """What a fusion reads and writes: of an operand that it only slices the slices, of an output that it
+    updates in place the update. The buffers of a collective that is under way beside a fusion are handed
+    through it untouched; what arrives is counted as received."""
+    name = next(_called(one), "")
+    inside = computations.get(name, [])
+    outputs = [found[0] for found in _SHAPE.finditer(one.shape)]
+    carried_in: set[int] = set()
+    carried_out: set[int] = set()
+    if "async" in name:
+        pairs = re.findall(r"\{(\d+)\}: \((\d+), \{\}", one.rest)
+        carried_out, carried_in = {int(out) for out, _ in pairs}, {int(operand) for _, operand in pairs}
+    users: dict[str, list[Instruction]] = {}
+    for each in inside:
+        for operand in _operands(each):
+            users.setdefault(operand, []).append(each)
+    parameters = {int(i.rest.split(")")[0]): i.name for i in inside if i.opcode == "parameter"}
+    total = 0.0
+    for index, shape in enumerate(operands):
+        size = size_of(shape, main_memory=True)
+        if index not in carried_in and size:
+            total += min(size, _read(parameters.get(index, ""), users, size))
+    by_name = {each.name: each for each in inside}
+    results = [inside[-1]] if inside else []
+    if results and results[0].opcode == "tuple":
+        results = [by_name[operand] for operand in _operands(results[0]) if operand in by_name]
+    for index, shape in enumerate(outputs):
+        size = size_of(shape, main_memory=True)
+        if index not in carried_out:
+            result = results[index] if len(results) == len(outputs) else None
+            total += min(size, _written(result, by_name, size))
+    return total
+
+
+def _read(name: str, users: dict[str, list[Instruction]], size: float) -> float:
+    """Bytes that a computation reads of its value `name` of `size` bytes."""
+    total = 0.0
+    for user in users.get(name, []):
+        if user.opcode == "bitcast":
+            total += _read(user.name, users, size)
+        elif user.opcode == "dynamic-slice" and _operands(user)[0] == name:
+            total += size_of(user.shape)
+        elif not (user.opcode == "dynamic-update-slice" and _operands(user)[0] == name):
+            return size
+    return total
+
+
+def _written(result: Instruction | None, by_name: dict[str, Instruction], size: float) -> float:
+    """Bytes of an output of `size` bytes that a computation writes."""
+    while result is not None and result.opcode == "bitcast":
+        result = by_name.get(_operands(result)[0])
+    if result is None or result.opcode != "dynamic-update-slice":
+        return size
+    update = by_name.get(_operands(result)[1])
+    return size if update is None else size_of(update.shape)
 
 
 def _received(one: Instruction, kind: str, chips: int) -> float:

@@ -12,7 +12,9 @@ Norms, rotary angles, attention weights and logits are fp32 throughout.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,13 +26,14 @@ from lemon_jax.model.config import DecoderConfig
 from lemon_jax.model.layout import window_mask
 from lemon_jax.model.projection import project
 from lemon_jax.model.rope import rotary_angles, rotate
-from lemon_jax.model.sharding import KV_CACHE, constrain
+from lemon_jax.model.sharding import KV_CACHE, constrain, constrain_tree, on_one_device
 
 # One (keys, values) pair a layer, each [B, K, S, E]: with the slots next to the features both products
 # of attention are plain batched matrix products (2.5 times faster on CPU than [B, S, K, E]). A tuple,
 # not one stacked array: an array carried through a scan over layers is copied at every decoding step.
 KVCache = tuple[tuple[Array, Array], ...]
 
+Seen = tuple[Array, Array, Array]  # of a block's slots: cos, sin, and the mask
 RESIDUAL = ("batch", "time", "residual")  # logical axes of the activations between blocks
 
 
@@ -167,34 +170,54 @@ class Decoder(nnx.Module):
         write_index: Int[Array, ""] | Int[Array, " batch"] | int = 0,
         *,
         remat: bool = False,
+        keep_cache: bool = True,
     ) -> tuple[Float[Array, "batch time dim"], KVCache]:
         """Normalised hidden states [B, T, D], and the keys and values.
 
-        Without a cache S = T and the returned cache holds these T slots. With a cache of S slots the
-        T tokens are written at slots `write_index`.. of every row, or from each row's own index on; `mask`
-        says which slots each reads.
+        Without a cache S = T and the returned cache holds these T slots, or none unless `keep_cache`. With a
+        cache of S slots the T tokens are written at slots `write_index`.. of every row, or from each row's
+        own index on; `mask` says which slots each reads.
         With `remat` the backward pass keeps only what enters each block and computes the rest anew.
         """
         config = self.config
         x = self.embed[...][tokens_BxT]
         if config.scale_embeddings:
             x = x * jnp.asarray(math.sqrt(config.embed_dim), x.dtype)
-        rotation, mask = rotary_angles(positions_BxT, config), mask_BxTxS
+        everywhere = nearby = (*rotary_angles(positions_BxT, config), mask_BxTxS)
         if config.sliding_layers:
             assert config.sliding_window is not None  # the config's own check
-            local_rotation = rotary_angles(positions_BxT, config, local=True)
             local_mask = window_mask(mask_BxTxS, config.sliding_window)
-        new_cache = []
+            nearby = (*rotary_angles(positions_BxT, config, local=True), local_mask)
         run = jax.checkpoint(Block.__call__) if remat else Block.__call__
+        if cache is None and not keep_cache and not on_one_device():
+            x = self._looped(run, x, everywhere, nearby)
+            return constrain(self.final_norm(x), *RESIDUAL), ()
+        new_cache = []
         # Unrolled in Python: see KVCache.
         for i, block in enumerate(self.layers):
             layer_cache = None if cache is None else cache[i]
-            local = i in config.sliding_layers
-            (cos, sin), seen = (local_rotation, local_mask) if local else (rotation, mask)
             x = constrain(x, *RESIDUAL)  # pinned at every layer, or the compiler may gather whole batches
-            x, layer_cache = run(block, x, cos, sin, seen, layer_cache, write_index)
+            seen = nearby if i in config.sliding_layers else everywhere
+            x, layer_cache = run(block, x, *seen, layer_cache, write_index)
             new_cache.append(layer_cache)
-        return constrain(self.final_norm(x), *RESIDUAL), tuple(new_cache)
+        return constrain(self.final_norm(x), *RESIDUAL), tuple(new_cache) if keep_cache else ()
+
+    def _looped(self, run: Callable[..., Any], x_BxTxD: Array, everywhere: Seen, nearby: Seen) -> Array:
+        """All blocks, as a loop over their stacked parameters: one block is compiled, not tens, and of few
+        the gathered parameters are there at a time. The stack is a copy, in the dtype that computes."""
+        graphs, states = zip(*(nnx.split(block) for block in self.layers), strict=True)
+        stacked = constrain_tree(jax.tree.map(lambda *layers: jnp.stack(layers), *states), stacked=True)
+        local_L = jnp.array([i in self.config.sliding_layers for i in range(self.config.num_layers)])
+
+        def step(x, layer):
+            state, local = layer
+            seen = everywhere
+            if self.config.sliding_layers:
+                seen = jax.tree.map(partial(jnp.where, local), nearby, everywhere)
+            x = constrain(x, *RESIDUAL)
+            return run(nnx.merge(graphs[0], state), x, *seen, None, 0)[0], None
+
+        return jax.lax.scan(step, x_BxTxD, (stacked, local_L))[0]
 
     def head_weight(self) -> Float[Array, "vocab dim"]:
         """The output projection: the embedding itself when tied."""

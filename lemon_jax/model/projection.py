@@ -9,6 +9,8 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
+from lemon_jax.model.sharding import gathered
+
 
 class LoraParam(nnx.Param):
     """A factor of a low-rank adapter (see `lora`)."""
@@ -19,17 +21,22 @@ def project(module: Any, name: str, x: Array, *, inputs: int = 1) -> Array:
     parameter adds: [..., *outputs]. `inputs` counts the axes that are summed over.
 
     The adapter is applied to x, not added to the parameter: its gradient then needs none of the parameter's
-    size.
+    size. On a mesh the parameter is gathered for the product of many tokens; of few, as in decoding, the
+    partial sums are added up instead.
     """
     weight = getattr(module, name)[...]
-    rows = x.reshape(-1, math.prod(weight.shape[:inputs]))
-    out = product(rows, weight.reshape(rows.shape[1], -1))
+    outputs = weight.shape[inputs:]
+    read = math.prod(weight.shape[:inputs])
+    rows = x.reshape(-1, read)
+    if len(rows) * (read + 2 * math.prod(outputs)) > weight.size:  # what passes over the links, either way
+        weight = gathered(weight, name)
+    out = product(rows, weight.reshape(read, -1))
     first = getattr(module, f"{name}_lora_a", None)
     if first is not None:
         second = getattr(module, f"{name}_lora_b")[...]
-        low = rows @ first[...].reshape(rows.shape[1], -1)
+        low = rows @ first[...].reshape(read, -1)
         out = out + module.lora_scale * (low @ second.reshape(low.shape[1], -1))
-    return out.reshape(*x.shape[: x.ndim - inputs], *weight.shape[inputs:])
+    return out.reshape(*x.shape[: x.ndim - inputs], *outputs)
 
 
 @jax.custom_vjp

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from lemon_jax.model.decoder import Decoder, project_logits
 from lemon_jax.model.head_gradient import Support, head_gradients
 from lemon_jax.model.layout import attention_mask, rope_positions
-from lemon_jax.model.sharding import batch_shards, on_one_device
+from lemon_jax.model.sharding import batch_shards, gathered, on_one_device
 from lemon_jax.model.support import Trace, mask_logits, open_classes
 
 TOKENS_OF_A_DEVICE = 512  # whose logits it computes at a time on a mesh
@@ -38,6 +38,7 @@ def completion_hidden(
         rope_positions(prompt_lengths_B, slots, prompt_slots),
         attention_mask(prompt_lengths_B, slots, prompt_slots, num_slots),
         remat=remat,
+        keep_cache=False,
     )
     # The first token is predicted by the last true prompt token, which lies before the padding.
     last_Bx1xD = jnp.take_along_axis(hidden_BxSxD, (prompt_lengths_B - 1)[:, None, None], axis=1)
@@ -94,8 +95,8 @@ def completion_log_probs(
     # Where twice: cleaning only the result would let the padding's gradient through as 0 * inf.
     hidden_BxCxD = jnp.where(valid_BxC[:, :, None], hidden_BxCxD, 0)
 
-    # On a mesh a device holds few of the rows, and for each chunk it gathers the head and adds up the head's
-    # gradient with all others. So its rows take longer chunks, of as many tokens as keep it busy meanwhile.
+    # On a mesh a device holds few of the rows, and for each chunk it adds up the head's gradient with all
+    # others. So its rows take longer chunks, of as many tokens as keep it busy meanwhile.
     shards = batch_shards()
     busy = TOKENS_OF_A_DEVICE // -(-batch // shards)
     chunk = min(max(chunk, min(busy, chunk * shards)), steps)
@@ -118,6 +119,7 @@ def _in_chunks(
     batch, steps = tokens_BxC.shape
     num_chunks = -(-steps // chunk)
     fill = num_chunks * chunk - steps
+    head_VxD = gathered(head_VxD, "head")  # once for all chunks
 
     # Recomputed in the backward pass, which would otherwise keep every chunk's logits.
     @jax.checkpoint

@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -174,17 +175,42 @@ def batch_shards() -> int:
     return math.prod(dict(mesh.shape).get(axis, 1) for axis in RULES["batch"])
 
 
-def constrain_tree(tree: Any) -> Any:
-    """Parameters, gradients or an optimiser's state, kept split as the table says; see `using`."""
+def constrain_tree(tree: Any, *, stacked: bool = False) -> Any:
+    """Parameters, gradients or an optimiser's state, kept split as the table says; see `using`. If `stacked`,
+    an axis of layers comes before the others, and is not split."""
     if on_one_device():
         return tree
-    mesh = jax.sharding.get_abstract_mesh()
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: jax.lax.with_sharding_constraint(
-            leaf, param_spec(_dotted(path), leaf.shape, dict(mesh.shape))
-        ),
-        tree,
-    )
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+
+    def one(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
+        spec = param_spec(_dotted(path), leaf.shape[stacked:], sizes)
+        return jax.lax.with_sharding_constraint(leaf, PartitionSpec(None, *spec) if stacked else spec)
+
+    return jax.tree_util.tree_map_with_path(one, tree)
+
+
+def gathered(parameter: jax.Array, name: str) -> jax.Array:
+    """A parameter, whole but for what the tensor axis splits, for a product with it; its gradient is split as
+    the parameter is. Inside a jit-compiled function; see `using`.
+
+    Said outright, because the compiler would else pass the pieces around while it multiplies, in as many
+    small products as there are devices.
+    """
+    return parameter if on_one_device() else _gathered(parameter, name)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _gathered(parameter: jax.Array, name: str) -> jax.Array:
+    sizes = dict(jax.sharding.get_abstract_mesh().shape) | {"fsdp": 1}
+    return jax.lax.with_sharding_constraint(parameter, param_spec(name, parameter.shape, sizes))
+
+
+def _scattered(name: str, _: None, gradient: jax.Array) -> tuple[jax.Array]:
+    sizes = dict(jax.sharding.get_abstract_mesh().shape)
+    return (jax.lax.with_sharding_constraint(gradient, param_spec(name, gradient.shape, sizes)),)
+
+
+_gathered.defvjp(lambda parameter, name: (_gathered(parameter, name), None), _scattered)
 
 
 def on_host() -> contextlib.AbstractContextManager[Any]:

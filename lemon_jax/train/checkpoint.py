@@ -48,7 +48,7 @@ class Checkpoints:
         self.folder = folder_of(folder)
         self.hosts = hosts or Hosts()
         try:
-            halves = sorted(self.folder.glob("*.orbax-checkpoint-tmp*")) if self.hosts.first else []
+            halves = _halves(self.folder) if self.hosts.first else []
         except ImportError as error:
             raise LemonError(
                 f'{self.folder}: {error}; pip install "lemon-jax[gcs]", or give a local --checkpoint-dir'
@@ -61,6 +61,7 @@ class Checkpoints:
             cleanup_tmp_directories=True,
         )
         self._pending: tuple[int, Any] | None = None
+        self._skipped: list[int] = []  # damaged, when the run was resumed
 
     def save(
         self,
@@ -69,17 +70,22 @@ class Checkpoints:
         sampler: EditSampler,
         more: Mapping[str, np.ndarray] | None = None,
     ) -> None:
-        """Begin to keep the state after `step` steps; older ones but one are removed. The state may change
-        as soon as this returns.
+        """Begin to keep the state after `step` steps; older ones but one are removed, and so are damaged ones
+        of steps that a resumed run has not reached yet. The state may change as soon as this returns.
 
         Raises LemonError where the disk is full, perhaps from the save before; the checkpoints that were
         saved stay.
         """
         self.wait()  # one after the other: the library drops a save that comes while another is written
         with self._full_disk(step):
+            while self._skipped:
+                if (damaged := self._skipped.pop()) > step:
+                    self._checkpointer.delete(damaged)
+            tree = _tree(step, state, sampler, more)
+            # Forced: by itself the library saves no step that is not beyond all it has seen.
             self._pending = (
                 step,
-                self._checkpointer.save_async(step, _tree(step, state, sampler, more), overwrite=True),
+                self._checkpointer.save_async(step, tree, overwrite=True, force=True),
             )
 
     def wait(self) -> None:
@@ -124,6 +130,7 @@ class Checkpoints:
                 host, why = faults[0]
                 where = f"process {host}: " if self.hosts.count > 1 else ""
                 log.warning("%s: skipped a damaged checkpoint (%s%s)", path, where, why)
+                self._skipped.append(step)
                 continue
             if differences:
                 raise LemonError(
@@ -159,6 +166,15 @@ class Checkpoints:
             self.wait()
         finally:
             self._checkpointer.close()
+
+
+def _halves(folder: epath.Path) -> list[epath.Path]:
+    """What saves that did not end have left. A local one lies under a name of its own until it is whole; at
+    an address, where a folder cannot be renamed, a last file says that it is."""
+    if "://" not in str(folder):
+        return sorted(folder.glob("*.orbax-checkpoint-tmp*"))
+    steps = [p for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []
+    return sorted(p for p in steps if not (p / "commit_success.txt").exists())
 
 
 def folder_of(path: Path | str) -> epath.Path:

@@ -26,7 +26,6 @@ from lemon_jax.train.evaluate import Scored, Work, alone
 
 T = TypeVar("T")
 CHUNK = 4 << 20  # bytes of one exchange: on an accelerator they pass through its memory, once per host
-POLL_S = 0.5  # how soon a host that waits for its workers learns that another was told to stop
 _STOP = "lemon_jax/stop"
 _ALL_STOPPED = "another process of this run was stopped"
 
@@ -42,6 +41,7 @@ class Hosts:
     index: int = 0
     count: int = 1
     stopping: bool = field(default=False, init=False)
+    stopped: bool = field(default=False, init=False)  # all hosts are, at the same point
     _working: asyncio.Task[Any] | None = field(default=None, init=False, repr=False)
     _computing: asyncio.Future[Any] | None = field(default=None, init=False, repr=False)
     _sent: int = field(default=0, init=False, repr=False)  # calls up to this one every host's store holds
@@ -56,9 +56,19 @@ class Hosts:
         self.stopping = True
         if self._working is not None:
             self._working.cancel()
+
+    def tell(self) -> None:
+        """Let the other hosts know that this one is to stop. From any thread, as `told`."""
         if self.count > 1:
             with contextlib.suppress(Exception):  # without it they learn of it when this step ends
                 _client().key_value_set(_STOP, "1", allow_overwrite=True)
+
+    def told(self) -> bool:
+        """Whether one of the hosts has called `tell`."""
+        if self.count > 1:
+            with contextlib.suppress(Exception):  # the key is not there: none has
+                return bool(_client().key_value_try_get(_STOP))
+        return False
 
     def gather(self, value: T) -> list[T]:
         """The values of all hosts, in their order. Each host must call it, with a value that pickles.
@@ -165,7 +175,6 @@ class Hosts:
     async def _stoppable(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
         """The result of `work`; None if `stop` broke it off."""
         self._working = asyncio.create_task(work())
-        watch = asyncio.create_task(self._watch()) if self.count > 1 else None
         try:
             return await self._working
         except asyncio.CancelledError:
@@ -174,17 +183,6 @@ class Hosts:
             return None
         finally:
             self._working = None
-            if watch is not None:
-                watch.cancel()
-
-    async def _watch(self) -> None:
-        """Break the work off when another host was told to stop."""
-        while True:
-            await asyncio.sleep(POLL_S)
-            with contextlib.suppress(Exception):  # the key is not there: nobody was
-                _client().key_value_try_get(_STOP)
-                self.stop()
-                return
 
     @contextlib.contextmanager
     def _caught(self) -> Iterator[_Outcome]:
@@ -206,6 +204,7 @@ class Hosts:
             if other is not None:
                 raise LemonError(f"process {index} of this run failed: {other}")
         if any(stopping for *_, stopping in outcomes):
+            self.stopped = True
             raise Preempted(_ALL_STOPPED)
         return [value for value, *_ in outcomes]
 

@@ -127,6 +127,52 @@ def test_arrays_on_chip_are_no_memory_traffic():
     assert hlo.size_of("(f32[4]{0:T(128)S(1)}, f32[2]{0})", main_memory=True) == 8
 
 
+FUSIONS = """HloModule m
+%slice (p: f32[8,16], i: s32[]) -> f32[1,16] {
+  %p = f32[8,16]{1,0} parameter(0)
+  %i = s32[] parameter(1)
+  %b = f32[8,16]{1,0} bitcast(%p)
+  ROOT %d = f32[1,16]{1,0} dynamic-slice(%b, %i, %i), dynamic_slice_sizes={1,16}
+}
+%update (p: f32[8,16], u: f32[1,16], i: s32[]) -> f32[8,16] {
+  %p = f32[8,16]{1,0} parameter(0)
+  %u = f32[1,16]{1,0} parameter(1)
+  %i = s32[] parameter(2)
+  ROOT %d = f32[8,16]{1,0} dynamic-update-slice(%p, %u, %i, %i)
+}
+%async_collective_fusion.1 (p: f32[16], g: bf16[16,16]) -> (f32[16], bf16[16,16]) {
+  %p = f32[16]{0} parameter(0)
+  %g = bf16[16,16]{1,0} parameter(1)
+  %n = f32[16]{0} negate(%p)
+  ROOT %t = (f32[16]{0}, bf16[16,16]{1,0}) tuple(%n, %g)
+}
+ENTRY %main (stack: f32[8,16], x: f32[16], g: bf16[16,16], i: s32[]) -> f32[8,16] {
+  %stack = f32[8,16]{1,0} parameter(0)
+  %x = f32[16]{0} parameter(1)
+  %g = bf16[16,16]{1,0} parameter(2)
+  %i = s32[] parameter(3)
+  LINE
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "moved"),
+    [
+        ("ROOT %f = f32[1,16]{1,0} fusion(%stack, %i), kind=kLoop, calls=%slice", 64 + 4 + 64),
+        ("ROOT %f = f32[8,16]{1,0} fusion(%stack, %x, %i), kind=kLoop, calls=%update", 64 + 4 + 64),
+        # The buffer of a collective under way is handed through.
+        (
+            "ROOT %f = (f32[16]{0}, bf16[16,16]{1,0}) fusion(%x, %g), kind=kLoop, "
+            "output_to_operand_aliasing={{1}: (1, {})}, calls=%async_collective_fusion.1",
+            64 + 64,
+        ),
+    ],
+)
+def test_a_fusion_moves_what_it_reads_and_writes(line, moved):
+    assert hlo.traffic(FUSIONS.replace("LINE", line), 4).memory == moved
+
+
 def test_flops_of_programs_are_those_of_the_formula():
     """The formula, with what the program does beyond it."""
     head = 2 * TINY.config.vocab_size * TINY.config.embed_dim * TINY.completion
@@ -155,8 +201,9 @@ def test_flops_are_those_that_xla_counts_without_loops():
 @pytest.mark.parametrize(
     ("fsdp", "tasks", "chunks"), [(1, 2, 4), (2, 2, 2), (4, 2, 1), (4, 16, 4), (4, 4, 2)]
 )
-def test_a_mesh_gathers_the_head_for_fewer_chunks(fsdp, tasks, chunks):
-    """Of 64 steps on one device; on a mesh of 512 tokens a device, and of no more logits than one holds."""
+def test_a_mesh_adds_up_the_heads_gradient_for_fewer_chunks(fsdp, tasks, chunks):
+    """Of 64 steps on one device; on a mesh of 512 tokens a device, and of no more logits than one holds.
+    There the layers are a loop too."""
     long = aot_programs.Workload(**(vars(TINY) | {"completion": 256, "tasks": tasks}))
     mesh = make_mesh(fsdp=fsdp, devices=jax.devices()[:fsdp])
     function, arrays, static = aot_programs._call("score", long, mesh)
@@ -165,7 +212,8 @@ def test_a_mesh_gathers_the_head_for_fewer_chunks(fsdp, tasks, chunks):
     # One device's scoring, which has a gradient of its own, is a call in the program.
     own = [e.params["call_jaxpr"].jaxpr for e in jaxpr.eqns if e.primitive.name == "custom_vjp_call"]
     eqns = [eqn for part in (jaxpr, *own) for eqn in part.eqns]
-    assert [eqn.params["length"] for eqn in eqns if eqn.primitive.name == "scan"] == [chunks]
+    loops = [eqn.params["length"] for eqn in eqns if eqn.primitive.name == "scan"]
+    assert loops == [long.config.num_layers] * (fsdp > 1) + [chunks]
 
 
 def test_sampling_runs_to_the_last_slot():

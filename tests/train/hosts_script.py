@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from lemon_jax.train.config import UpdateConfig
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.evaluate import Work
 from lemon_jax.train.hosts import CHUNK, Hosts, Preempted, connect
+from lemon_jax.train.preemption import preemptible
 from lemon_jax.train.update import init_state
 
 
@@ -102,15 +104,19 @@ def checkpoints(hosts: Hosts, folder: Path) -> None:
 
 
 def stopping(hosts: Hosts) -> None:
-    """One host is told to stop; the other, which waits for its workers, learns of it."""
+    """One process gets SIGTERM; the other, which waits for its workers, learns of it."""
 
     async def work() -> None:
         if hosts.index == 1:
-            asyncio.get_running_loop().call_later(0.1, hosts.stop)
+            asyncio.get_running_loop().call_later(0.1, signal.raise_signal, signal.SIGTERM)
         await asyncio.sleep(300)
 
+    async def run() -> None:
+        with preemptible(hosts):
+            await hosts.run(work)
+
     with pytest.raises(Preempted):
-        asyncio.run(hosts.run(work))
+        asyncio.run(run())
 
 
 if __name__ == "__main__":

@@ -129,6 +129,20 @@ def test_the_step_of_a_damaged_checkpoint_can_be_saved_again(saved, start):
     _assert_equal(state, _state(start, 7))
 
 
+def test_an_earlier_step_than_the_damaged_one_can_be_saved(saved, start):
+    """A run that goes on from before it, and is told to stop before it reaches that step again."""
+    checkpoints = Checkpoints(saved)
+    checkpoints.save(5, _state(start, 5), SAMPLER)
+    checkpoints.close()
+    _payload(saved, 5)[0].unlink()
+    checkpoints = Checkpoints(saved)
+    assert checkpoints.restore(start, SAMPLER)[0] == 2
+    checkpoints.save(3, _state(start, 3), SAMPLER)
+    checkpoints.close()
+    assert sorted(p.name for p in saved.iterdir() if p.name.isdigit()) == ["2", "3"]
+    assert _restore(saved, start)[0] == 3
+
+
 def test_saving_a_step_again_replaces_it(saved, start):
     checkpoints = Checkpoints(saved)
     checkpoints.save(2, _state(start, 5), SAMPLER)

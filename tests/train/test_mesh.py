@@ -12,6 +12,8 @@ from flax import nnx
 from policy_helpers import LEARNED, TASKS, optax_promotion, rollout, untrained
 
 from lemon_jax.errors import LemonError
+from lemon_jax.model import PRESETS, Decoder, completion_log_probs
+from lemon_jax.model.lora import add_lora
 from lemon_jax.model.sharding import fetch, make_mesh, mesh_of, place, using
 from lemon_jax.spec import applicable, dump
 from lemon_jax.train.batch import make_batch, micro_batches, span_tokens
@@ -151,6 +153,34 @@ def test_a_mesh_writes_the_specs_of_one_device(policy):
     assert [r.token_ids for r in found] == [r.token_ids for r in rollouts]
     for one, other in zip(found, rollouts, strict=True):
         np.testing.assert_allclose(one.log_probs, other.log_probs, atol=1e-4)
+
+
+@pytest.mark.parametrize("remat", [False, True])
+def test_layers_in_a_loop_are_those_one_after_the_other(remat):
+    """On a mesh; one of the three layers sees a window, and each has its own adapters."""
+    config = replace(
+        PRESETS["tiny"], num_layers=3, sliding_layers=(1,), sliding_window=4, rope_local_theta=50.0
+    )
+    decoder = add_lora(Decoder(config, rngs=nnx.Rngs(0)), rank=2, alpha=4.0, key=jax.random.key(1))
+    graph, params = nnx.split(decoder)
+    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(x.size), x.shape), params)
+    rng = np.random.default_rng(0)
+    tokens = [jnp.asarray(rng.integers(0, config.vocab_size, (8, slots))) for slots in (8, 16)]
+    lengths = [jnp.asarray(rng.integers(1, slots + 1, 8)) for slots in (8, 16)]
+
+    @jax.jit
+    def score(params):
+        given = (tokens[0], lengths[0], tokens[1], lengths[1])
+        return jnp.mean(completion_log_probs(nnx.merge(graph, params), *given, remat=remat)[0])
+
+    value, gradient = jax.value_and_grad(score)(params)
+    split = place(params, make_mesh(data=2, fsdp=2, tensor=2))
+    with using(split):
+        assert "scan" in str(jax.make_jaxpr(score)(split))
+        found, other = jax.value_and_grad(score)(split)
+    assert float(found) == pytest.approx(float(value), rel=1e-5)
+    for a, b in zip(jax.tree.leaves(fetch(other)), jax.tree.leaves(gradient), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-6)
 
 
 def test_bfloat16_computes_in_it_and_keeps_float32(policy, batch, alone):
