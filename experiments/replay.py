@@ -184,7 +184,8 @@ def other_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
     """What differs of that which decides the last bits of floats."""
     if not now:  # the replay broke off before it was written
         return []
-    found = differences(*({name: facts.get(name) for name in ENVIRONMENT} for facts in (before, now)))
+    one, other = ({name: facts.get(name) for name in ENVIRONMENT} for facts in (before, now))
+    found = differences(one, other)
     return [f"{path[-1]} was {a}, here {b}" for path, a, b in found if path[-1] not in NOT_ARITHMETIC]
 
 

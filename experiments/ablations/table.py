@@ -1,6 +1,6 @@
 """Table and chart of the curves that simulated.py wrote; the chart needs matplotlib.
 
-    python experiments/ablations/table.py experiments/logs/ablations/simulated --chart curves.png
+python experiments/ablations/table.py experiments/logs/ablations/simulated --chart curves.png
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats  # type: ignore[import-untyped]
+from scipy import stats
 
 SHARE = 0.95  # of the optimum
 GRPO, FULL = "no-counterfactuals", "full"
@@ -84,7 +84,7 @@ def paired(curves: dict[int, Curve], others: dict[int, Curve]) -> tuple[float, f
 
 
 def rows(arms: dict[str, dict[int, Curve]]) -> list[tuple[str, ...]]:
-    out = []
+    out: list[tuple[str, ...]] = []
     for arm, curves in arms.items():
         end, end_half = interval([fraction(c, c["points"][-1]) for c in curves.values()])
         area, area_half = interval([average(c) for c in curves.values()])

@@ -291,7 +291,7 @@ class Trainer:
                     f"or resume from the checkpoint before it"
                 )
         # The first pass sees the policy that sampled; only a later one can be clipped.
-        metrics = passes[0] | {"clip_fraction": passes[-1]["clip_fraction"]}
+        metrics: dict[str, Any] = passes[0] | {"clip_fraction": passes[-1]["clip_fraction"]}
         metrics |= {"frac_reward_zero_std": zero_std_fraction(totals, self.config.group)} | facts
         if self.config.constrained:
             # Edits for which the sampled spec left too few tokens: their contrasts have no span to score.
