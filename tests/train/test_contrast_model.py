@@ -1,0 +1,185 @@
+"""Predicted contrasts: the posterior against stacked least squares, and which edits are drawn."""
+
+import asyncio
+import math
+import random
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from policy_helpers import CHECKED, SOLVER, TASKS, optax_promotion, rollout, workers
+
+from lemon_jax.model import params_sha256
+from lemon_jax.runtime import CallStore
+from lemon_jax.spec import Agent, Spec, applicable, dump, parse
+from lemon_jax.train import contrast_model
+from lemon_jax.train.config import RunConfig, UpdateConfig
+from lemon_jax.train.contrast_model import (
+    NOISE,
+    PRIOR,
+    ContrastModel,
+    differences_of,
+    features,
+    predicted_edits,
+    prediction_metrics,
+)
+from lemon_jax.train.contrasts import Contrast, Sample
+from lemon_jax.train.evaluate import NOT_EXECUTED, Scored
+from lemon_jax.train.rewards import Reward
+from lemon_jax.train.run_dir import METRICS, RunDir
+from lemon_jax.train.trainer import Trainer
+
+FAMILIES = ("lower_capacity", "raise_capacity", "change_role")
+
+
+def spec(role="math_solver", capacity="medium", duty="-"):
+    return Spec(agents=(Agent(id="a1", name="A", role=role, duty=duty, capacity=capacity),), output="a1")
+
+
+def contrast(index, edit, difference):
+    scored = Scored(task=TASKS[0], parsed=parse(edit.text), execution=None, grade=NOT_EXECUTED)
+    edited = Sample(scored=scored, reward=Reward(success=0.0))
+    return Contrast(index=index, edit=edit, originals=(Reward(success=difference),), samples=(edited,))
+
+
+def test_only_what_differs_is_in_the_difference_of_features():
+    changed = features(spec(capacity="large")) - features(spec(capacity="small"))
+    assert np.count_nonzero(changed) == 4  # the count of each level, and who answers at which level
+    assert changed.sum() == 0
+    assert not np.any(features(spec(duty="One.")) - features(spec(duty="Another.")))
+    # Behind a tool the agents that it reads are those that answer.
+    voters = tuple(
+        Agent(id=f"a{i}", name="A", role="math_solver", duty="-", capacity=level)
+        for i, level in enumerate(("small", "large"), 1)
+    )
+    vote = Agent(id="a3", name="V", role="majority_vote", duty="-", capacity="small", depends_on=("a1", "a2"))
+    voted = features(Spec(agents=(*voters, vote), output="a3"))
+    assert np.sum(voted == 0.5) == 2
+
+
+def test_the_posterior_is_that_of_stacked_rows():
+    rng = np.random.default_rng(0)
+    size = len(features(spec()))
+    x_NxF, r_N = rng.normal(size=(30, size)), rng.normal(size=30)
+    model = ContrastModel()
+    model.learn([(x, r) for x, r in zip(x_NxF, r_N, strict=True)])
+    model.learn([(np.ones(size), math.nan)])  # unknown: teaches nothing
+
+    # Bayesian linear regression, written out: N(0, PRIOR^2) weights, N(0, NOISE^2) noise.
+    precision = x_NxF.T @ x_NxF / NOISE**2 + np.eye(size) / PRIOR**2
+    mean = np.linalg.solve(precision, x_NxF.T @ r_N / NOISE**2)
+    pair = spec(), spec(role="equation_writer")
+    x = features(pair[0]) - features(pair[1])
+    predicted, error = model.predict([pair])
+    assert predicted[0] == pytest.approx(x @ mean, rel=1e-9)
+    assert error[0] == pytest.approx(math.sqrt(x @ np.linalg.solve(precision, x)), rel=1e-9)
+
+
+def test_differences_are_within_groups_and_from_originals_to_edits(tokenizer):
+    texts = [dump(SOLVER), dump(CHECKED), "no spec", dump(SOLVER), dump(CHECKED), dump(SOLVER)]
+    rollouts = [rollout(tokenizer, text) for text in texts]
+    rewards = [1.0, 0.0, -0.5, 0.5, math.nan, 0.1]
+    edit = applicable(texts[1])[0]
+    found = differences_of(rollouts, rewards, 3, [contrast(1, edit, 0.25)])
+
+    solver, checked = features(SOLVER), features(CHECKED)
+    expected = [
+        ((solver - checked) / 2, 0.5),
+        ((checked - solver) / 2, -0.5),
+        (np.zeros_like(solver), 0.2),
+        (np.zeros_like(solver), -0.2),
+        (checked - features(edit.spec), 0.25),
+    ]
+    assert len(found) == len(expected)
+    for (x, r), (want_x, want_r) in zip(found, expected, strict=True):
+        np.testing.assert_allclose(x, want_x, atol=1e-12)
+        assert r == pytest.approx(want_r)
+
+
+def test_it_finds_the_better_capacity_under_much_noise(tokenizer):
+    """Contrasts of +-1 that are right in 7 of 10 cases; their mean is learned, and its sign is sure."""
+    one = rollout(tokenizer, dump(spec()))
+    lower = next(e for e in applicable(one.text, ("lower_capacity",)))
+    model = ContrastModel()
+    assert prediction_metrics(model, [one], [contrast(0, lower, 1.0)]) == {
+        "prediction_error": 1.0,
+        "prediction_error_of_0": 1.0,
+    }
+    for i in range(40):
+        seen = contrast(0, lower, 1.0 if i % 10 < 7 else -1.0)
+        model.learn(differences_of([one], [0.5], 1, [seen]))
+    (predicted,), (error,) = model.predict([(spec(), lower.spec)])
+    assert 0.2 < predicted < 0.6
+    assert 0 < error < 0.15
+    (other,), (wide,) = model.predict([(spec(), spec(role="equation_writer"))])
+    assert abs(other) < wide  # of what was never tried nothing is known
+
+
+def test_edits_are_drawn_from_every_spec_before_a_second_of_one(tokenizer):
+    rollouts = [rollout(tokenizer, t) for t in (dump(spec()), dump(spec()), "no spec")]
+    model = ContrastModel()
+    assert predicted_edits(model, rollouts, FAMILIES, 8, random.Random(0)) == []  # nothing is known yet
+    lower = next(e for e in applicable(rollouts[0].text, ("lower_capacity",)))
+    for _ in range(50):
+        model.learn(differences_of(rollouts[:1], [0.0], 1, [contrast(0, lower, 0.5)]))
+    chosen = predicted_edits(model, rollouts, FAMILIES, 8, random.Random(0))
+    assert {i for i, _, _ in chosen[:2]} == {0, 1}
+    assert {i for i, _, _ in chosen} == {0, 1}
+    assert len({(i, edit.text) for i, edit, _ in chosen}) == len(chosen)
+    assert next(d for i, e, d in chosen if i == 0 and e.text == lower.text) == pytest.approx(0.5, abs=0.1)
+    assert predicted_edits(model, rollouts, FAMILIES, 1, random.Random(0)) == chosen[:1]
+    assert predicted_edits(model, rollouts, FAMILIES, 0, random.Random(0)) == []
+
+
+CONFIG = RunConfig(
+    bench="multiarith",
+    workers="scripted",
+    steps=3,
+    tasks_per_step=2,
+    group=4,
+    edits_per_step=2,
+    predicted_edits=4,
+    checkpoint_every=1,
+    update=UpdateConfig(learning_rate=2e-3, warmup=1),
+)
+
+
+class Progress:
+    def __init__(self, stop_after=None):
+        self.left = stop_after
+
+    def advance(self, n=1, **facts):
+        if self.left is not None:
+            self.left -= 1
+            if not self.left:
+                raise KeyboardInterrupt
+
+
+def _train(policy, folder, *, resume=False, stop_after=None, config=CONFIG):
+    run = RunDir.open(folder)[0] if resume else RunDir.create(folder, {"config": config.to_dict()})
+    store = CallStore(folder / "calls.sqlite")
+    with workers(store) as (executor, _, _), optax_promotion():
+        trainer = Trainer(config=config, policy=policy, tasks=TASKS, executor=executor, store=store, run=run)
+        try:
+            assert (trainer.resume() if resume else 0) == (2 if resume else 0)
+            if stop_after is None:
+                asyncio.run(trainer.train(Progress()))
+            else:
+                with pytest.raises(KeyboardInterrupt):
+                    asyncio.run(trainer.train(Progress(stop_after)))
+            return params_sha256(trainer.decoder()), run.read(METRICS)
+        finally:
+            trainer.close()
+            store.close()
+
+
+def test_predicted_edits_are_learned_from_and_a_resumed_run_remembers(policy, tmp_path, monkeypatch):
+    monkeypatch.setattr(contrast_model, "NOISE", 0.01)  # three steps of scripted rewards are then enough
+    digest, metrics = _train(policy, tmp_path / "straight")
+    assert sum(m["predicted_edits"] for m in metrics) > 0
+    without, _ = _train(policy, tmp_path / "without", config=replace(CONFIG, predicted_edits=0))
+    assert digest != without
+    _train(policy, tmp_path / "stopped", stop_after=2)
+    resumed, again = _train(policy, tmp_path / "stopped", resume=True)
+    assert resumed == digest
+    assert again == metrics
