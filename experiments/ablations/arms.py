@@ -29,6 +29,7 @@ ARMS: dict[str, Changes] = {
     "no-common-random-numbers": {"common_random_numbers": False},
     "uniform-edits": {"edit_sampling": "uniform"},
     "predicted": {"predicted_edits": 16},
+    "predicted-alone": {"predicted_edits": 16, "edits_per_step": 0},
     "all-families": {"edit_families": ",".join((*FAMILIES, *OPT_IN_FAMILIES))},
 }
 

@@ -101,12 +101,12 @@ BASE = RunConfig(
     bench="multiarith",
     workers="simulated",
     policy="small",
-    tasks_per_step=4,
+    tasks_per_step=2,
     group=4,
-    edits_per_step=2,
+    edits_per_step=1,
     constrained=True,
     checkpoint_every=10**6,
-    update=UpdateConfig(learning_rate=3e-4),
+    update=UpdateConfig(learning_rate=1e-4),
 )
 
 

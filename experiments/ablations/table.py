@@ -18,6 +18,7 @@ import numpy as np
 from scipy import stats
 
 SHARE = 0.95  # of the optimum
+LASTING = 5  # valuations
 GRPO, FULL = "no-counterfactuals", "full"
 _MARKDOWN = "| {:22s} | {:>16s} | {:>16s} | {:>22s} | {:>18s} | {:>8s} |"
 
@@ -38,11 +39,11 @@ def fraction(curve: Curve, point: dict[str, float]) -> float:
 
 
 def tokens_to(curve: Curve, share: float = SHARE) -> float:
-    """Worker tokens until the policy's value is at least `share` of the optimum at this point and, on
-    average, from there on; infinite if it never is."""
+    """Worker tokens until the policy's value is at least `share` of the optimum, at this valuation and on
+    average over the next LASTING; infinite if it never is."""
     values = [fraction(curve, p) for p in curve["points"]]
     for i, point in enumerate(curve["points"]):
-        if values[i] >= share and float(np.mean(values[i:])) >= share:
+        if values[i] >= share and float(np.mean(values[i : i + LASTING])) >= share:
             return point["worker_tokens"]
     return math.inf
 
