@@ -40,7 +40,7 @@ def main() -> int:
     ]
     print(f"{len(jobs)} runs to do", flush=True)
     context = multiprocessing.get_context("spawn")  # JAX has threads: no fork
-    queue: Any = context.JoinableQueue()
+    queue: Any = context.Queue()
     for job in [*jobs, *[None] * args.processes]:
         queue.put(job)
     workers = [context.Process(target=_work, args=(queue, args)) for _ in range(args.processes)]
@@ -88,7 +88,9 @@ def _work(queue: Any, args: argparse.Namespace) -> None:
         optimum = lab.optimum()
         setting = {"optimum": round(optimum, 6), "held_out": len(lab.held_out), "config": asdict(base)}
         (args.out / SETTING).write_text(json.dumps(setting, indent=1) + "\n", encoding="utf-8")
-        while (job := queue.get()) is not None:
+        parent = multiprocessing.parent_process()
+        # Whoever stops the command stops it: a process whose parent is gone begins no other run.
+        while (job := queue.get()) is not None and parent is not None and parent.is_alive():
             arm, seed = job
             config = config_of(arm, base, seed)
             with tempfile.TemporaryDirectory() as folder:
