@@ -11,7 +11,6 @@ within 30 s with exit code 75 and the last whole step saved; 1: not so; 2: the r
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import signal
 import socket
@@ -24,6 +23,8 @@ from typing import Any
 
 from kill_and_resume import count
 from two_runs import RunFailed
+
+from lemon_jax.train.run_dir import TIMINGS, RunDir
 
 sys.path.append(str(Path(__file__).resolve().parent / "bench"))
 from replicas import replicas, worker_text
@@ -83,10 +84,8 @@ def _stop(args: argparse.Namespace, folder: Path, workers: Path, phase: str) -> 
         for process in processes:
             process.kill()
             process.wait()
-    done, saved = (
-        len(_rows(run)),
-        max(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdigit()),
-    )
+    done = len(_rows(run))
+    saved = max(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdigit())
     phases = ", ".join(f"{name} {seconds[key]:.1f} s" for name, key in PHASES.items())
     print(
         f"{args.processes} processes, stopped while {phase} (a step: {phases}): left after {took:.1f} s with "
@@ -116,8 +115,7 @@ def _start(arguments: list[str], processes: int, log: Path) -> list[subprocess.P
 
 def _rows(run: Path) -> list[dict[str, Any]]:
     """The times of the steps that are whole."""
-    path = run / "timings.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return RunDir(run).read(TIMINGS)
 
 
 def _check_alive(processes: list[subprocess.Popen[bytes]], log: Path) -> None:

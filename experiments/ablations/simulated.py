@@ -14,13 +14,15 @@ import argparse
 import json
 import multiprocessing
 import sys
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from arms import ARMS, config_of
+
+from lemon_jax.train.config import RunConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTING = "setting.json"
@@ -33,7 +35,16 @@ def main() -> int:
     if unknown:
         print(f"error: no arm {', '.join(unknown)}; there are {', '.join(ARMS)}", file=sys.stderr)
         return 2
+    from lab import base_config
+
     args.out.mkdir(parents=True, exist_ok=True)
+    base = replace(base_config(args.bench, args.steps, args.set), policy=Path(args.policy).name)
+    setting = {"held_out": args.held_out, "every": args.every, "config": asdict(base)}
+    text, path = json.dumps(setting, indent=1) + "\n", args.out / SETTING
+    if path.exists() and path.read_text(encoding="utf-8") != text:
+        print(f"error: {path}: its curves have another setting; give another --out", file=sys.stderr)
+        return 2
+    path.write_text(text, encoding="utf-8")
     # By seed first, so that a table can be read before all is done.
     jobs = [
         (arm, seed) for seed in range(args.seeds) for arm in arms if not _file(args.out, arm, seed).exists()
@@ -43,7 +54,7 @@ def main() -> int:
     queue: Any = context.Queue()
     for job in [*jobs, *[None] * args.processes]:
         queue.put(job)
-    workers = [context.Process(target=_work, args=(queue, args)) for _ in range(args.processes)]
+    workers = [context.Process(target=_work, args=(queue, args, base)) for _ in range(args.processes)]
     for worker in workers:
         worker.start()
     for worker in workers:
@@ -74,20 +85,17 @@ def _file(out: Path, arm: str, seed: int) -> Path:
     return out / f"{arm}-s{seed}.json"
 
 
-def _work(queue: Any, args: argparse.Namespace) -> None:
+def _work(queue: Any, args: argparse.Namespace, base: RunConfig) -> None:
     """One process: takes runs until there are none."""
     import tempfile
 
-    from lab import base_config, open_lab, run_arm
+    from lab import open_lab, run_arm
 
     from lemon_jax.compiled import compilation_cache_on_disk
 
-    base = base_config(args.bench, args.steps, args.set)
     with compilation_cache_on_disk():
         lab = open_lab(base, args.policy, held_out=args.held_out, every=args.every, data=args.data)
         optimum = lab.optimum()
-        setting = {"optimum": round(optimum, 6), "held_out": len(lab.held_out), "config": asdict(base)}
-        (args.out / SETTING).write_text(json.dumps(setting, indent=1) + "\n", encoding="utf-8")
         parent = multiprocessing.parent_process()
         # Whoever stops the command stops it: a process whose parent is gone begins no other run.
         while (job := queue.get()) is not None and parent is not None and parent.is_alive():

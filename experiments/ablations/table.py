@@ -40,7 +40,7 @@ def fraction(curve: Curve, point: dict[str, float]) -> float:
 
 def tokens_to(curve: Curve, share: float = SHARE) -> float:
     """Worker tokens until the policy's value is at least `share` of the optimum, at this valuation and on
-    average over the next LASTING; infinite if it never is."""
+    average over LASTING from it on (of fewer where the run ends); infinite if it never is."""
     values = [fraction(curve, p) for p in curve["points"]]
     for i, point in enumerate(curve["points"]):
         if values[i] >= share and float(np.mean(values[i : i + LASTING])) >= share:
@@ -116,7 +116,7 @@ def chart(arms: dict[str, dict[int, Curve]], path: Path) -> None:
 
     names = list(arms)
     columns = 4
-    height = math.ceil((len(names) - 1) / columns)
+    height = max(1, math.ceil((len(names) - 1) / columns))
     figure, axes = plt.subplots(
         height, columns, figsize=(13, 2.9 * height), sharex=True, sharey=True, squeeze=False
     )
@@ -170,7 +170,7 @@ def main() -> int:
     if not arms:
         print(f"error: {args.folder}: no curves; simulated.py writes them", file=sys.stderr)
         return 2
-    titles = ("arm", "end, of optimum", "mean regret", "tokens to 95 %", "ratio to GRPO", "extra")
+    titles = ("arm", "end, of optimum", "mean regret", "tokens to 95 %", "ratio to GRPO", "contrasts")
     print(_MARKDOWN.format(*titles))
     print("|---" * len(titles) + "|")
     for row in rows(arms):

@@ -19,9 +19,8 @@ from typing import Protocol
 
 from lemon_jax.backends.types import Request
 
-_WORTH = (
-    300  # characters, some 80 tokens: a second of computing on two cores, against milliseconds of reading
-)
+# Characters, some 80 tokens: a second of computing on two cores, against milliseconds of reading.
+_WORTH = 300
 _GATHER_S = 0.05  # until calls that are asked for together have all been noted; one takes seconds
 _FILES = 32  # some 10 to 20 MB each
 
@@ -72,6 +71,7 @@ class SlotPrompts:
         self._saved: OrderedDict[str, str] = OrderedDict()  # prompt: file, the latest used last
         self._numbers = itertools.count()
         self._leaders: dict[str, asyncio.Event] = {}
+        self._failed = False  # a prefill failed: then nobody waits for another one's
 
     @asynccontextmanager
     async def slot_for(
@@ -86,30 +86,35 @@ class SlotPrompts:
         while leader := self._leader(text):
             await leader.wait()
         # No other call runs between this look and the entry among the leaders.
-        leads = self._waiting.share(text, self._known(text) + _WORTH, ticket)
+        leads = not self._failed and self._waiting.share(text, self._known(text) + _WORTH, ticket)
         self._waiting.leave(ticket)
+        done = asyncio.Event()
         if leads:
-            self._leaders[text] = asyncio.Event()
+            self._leaders[text] = done
         slot = max(self._idle, key=lambda i: self._rank(text, i))
         self._idle.remove(slot)
         try:
             await self._bring(text, slot)
             if leads:
-                await self._lead(text, slot, prefill)
+                try:
+                    await self._lead(text, slot, prefill)
+                finally:
+                    self._release(text, done)
             yield slot
         finally:
             self._idle.append(slot)
             if leads:
-                self._release(text)
+                self._release(text, done)
 
     def _leader(self, text: str) -> asyncio.Event | None:
         """What will bring more of this prompt than is known."""
         beyond = self._known(text) + _WORTH
         return next((e for other, e in self._leaders.items() if common(other, text) > beyond), None)
 
-    def _release(self, text: str) -> None:
-        if done := self._leaders.pop(text, None):
-            done.set()
+    def _release(self, text: str, done: asyncio.Event) -> None:
+        if self._leaders.get(text) is done:
+            del self._leaders[text]
+        done.set()
 
     def _known(self, text: str) -> int:
         return max((common(other, text) for other in self._saved), default=0)
@@ -130,14 +135,14 @@ class SlotPrompts:
             self._saved.pop(best, None)
 
     async def _lead(self, text: str, slot: int, prefill: Callable[[int], Awaitable[bool]]) -> None:
-        """Compute a prompt, write it to a file, and let those go on who wait for it."""
-        if await prefill(slot):
+        """Compute a prompt and write it to a file."""
+        self._failed = not await prefill(slot)
+        if not self._failed:
             name = f"{next(self._numbers)}.bin"
             if len(self._saved) >= _FILES:
                 _, name = self._saved.popitem(last=False)  # written over
             if await self._files.save(slot, name):
                 self._saved[text] = name
-        self._release(text)
 
 
 def prompt_text(request: Request) -> str:

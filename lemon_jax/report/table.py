@@ -64,15 +64,16 @@ def title_line(summary: Mapping[str, Any]) -> str:
     """
     data = mapping(summary.get("data"))
     n, seed = number(data.get("n")), summary.get("seed")
+    rows = objects(summary.get("eval"))
+    tested = {str(row["bench"]) for row in rows if row.get("bench")}  # perhaps not what it was trained on
     parts = [
-        plain(summary.get("bench") or "unnamed bench"),
+        plain((tested.pop() if len(tested) == 1 else summary.get("bench")) or "unnamed bench"),
         f"{plain(data['split'])} split" if data.get("split") else "",
         f"n {n:,.0f}" if n is not None else "",
         f"seed {plain(seed)}" if seed is not None else "",
         "simulated workers" if is_simulated(summary) else "",
         f"{plain(data['source'])} data" if data.get("source") else "",
     ]
-    rows = objects(summary.get("eval"))
     for key in ("extractor", "protocol", "prices"):
         values = {_said(row[key]) for row in rows if row.get(key)}
         parts.append(f"{key} {values.pop()}" if len(values) == 1 else "")

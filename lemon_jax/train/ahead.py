@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-import jax.numpy as jnp
 import numpy as np
 
 from lemon_jax.model import Samples
@@ -32,5 +31,5 @@ def unpack(
     packed: Mapping[str, np.ndarray], policy: Orchestrator, texts: Sequence[str], group: int
 ) -> list[Rollout] | None:
     """The rollouts for the tasks with these texts, equal to those packed; None if there were none."""
-    samples = Samples(*(jnp.asarray(packed[name]) for name in Samples._fields))
+    samples = Samples(*(np.asarray(packed[name]) for name in Samples._fields))
     return policy.rollouts(texts, samples, group) if np.any(packed["lengths_B"]) else None

@@ -1,4 +1,4 @@
-"""Training checkpoints in Orbax v1: the state tree {params, optimiser, edit sampler, step}."""
+"""Training checkpoints in Orbax v1: the state tree {params, optimiser, edit sampler, step, more}."""
 
 from __future__ import annotations
 
@@ -134,7 +134,8 @@ class Checkpoints:
                 continue
             if differences:
                 raise LemonError(
-                    f"{path}: holds another model or optimiser than this run's: {'; '.join(differences)}; "
+                    f"{path}: holds another model, optimiser or set of options than this run's: "
+                    f"{'; '.join(differences)}; "
                     "resume with the policy and preset that the run began with"
                 )
             sums, weights = (tuple(map(float, row)) for row in np.asarray(tree["edit_sampler"]))

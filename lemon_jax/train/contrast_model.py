@@ -129,12 +129,14 @@ def predicted_edits(
     families: Sequence[str],
     count: int,
     rng: random.Random,
+    executed: Iterable[Contrast] = (),
 ) -> list[tuple[int, Edit, float]]:
-    """At most `count` edits (rollout, edit, predicted contrast) that are more than a standard error from 0,
-    drawn evenly: of each valid rollout one, then of each another one, and so on."""
+    """At most `count` edits (rollout, edit, predicted contrast) that were not executed and are more than a
+    standard error from 0, drawn evenly: of each valid rollout one, then of each another one, and so on."""
+    known = {(c.index, c.edit.text) for c in executed}
     valid = [i for i, rollout in enumerate(rollouts) if rollout.valid]
     made = {i: applicable(rollouts[i].parsed, families) for i in valid}
-    found = [(i, edit) for i in valid for edit in made[i]]
+    found = [(i, edit) for i in valid for edit in made[i] if (i, edit.text) not in known]
     predicted, errors = model.predict([(_spec(rollouts[i]), edit.spec) for i, edit in found])
     waiting: dict[int, list[tuple[int, Edit, float]]] = {}
     for (i, edit), d, error in zip(found, predicted.tolist(), errors.tolist(), strict=True):

@@ -52,9 +52,8 @@ class Executed:
 def key_of_round(seed: int, step: int, round_: int) -> jax.Array:
     """The random key that samples a round: fold_in(key(seed), step) for the first, whatever the rounds."""
     key = jax.random.key(seed)
-    if (
-        round_
-    ):  # folded before the step, as a step that no run comes to: within one, rows and tokens are folded
+    # Folded before the step, as a step that no run comes to: within one, rows and tokens are folded.
+    if round_:
         key = jax.random.fold_in(key, 2**32 - round_)
     return jax.random.fold_in(key, step)
 
@@ -87,7 +86,7 @@ async def sample_dynamically(
     # Stable: by signal first, then as they were sampled.
     order = sorted(range(len(sampled)), key=lambda i: not signal[i])
     chosen, dropped = sorted(order[:size]), sorted(order[size:])
-    # The call store answers what has been executed already; only edits ask workers.
+    # The call store answers what has been executed already; only edits, and calls that failed, ask workers.
     batch = await run(config, _flat(sampled, chosen, "tasks"), _flat(sampled, chosen, "rollouts"))
     names = ("tasks", "rollouts", "scored", "rewards")
     more: dict[str, Any] = {name: getattr(batch, name) + _flat(sampled, dropped, name) for name in names}

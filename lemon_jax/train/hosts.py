@@ -125,7 +125,7 @@ class Hosts:
         with self._caught() as caught:
             if not self.stopping:
                 caught.value = await self._stoppable(work)
-        if self._computing is not None and self.count > 1:
+        if self._computing is not None and (self.count > 1 or self.stopping):
             await asyncio.wait([self._computing])
         return self._agreed(caught)
 
@@ -146,6 +146,7 @@ class Hosts:
 
     async def check(self) -> None:
         """Raises Preempted on all hosts if one was told to stop."""
+        await asyncio.sleep(0)  # lets a stop be heard that came while this thread computed
         if self.count > 1 or self.stopping:
             await self.run(_nothing)
 

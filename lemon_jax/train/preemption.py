@@ -61,8 +61,8 @@ def _listen(signals: socket.socket, loop: asyncio.AbstractEventLoop, hosts: Host
             heard = b""
         if deadline == math.inf and (signal.SIGTERM in heard or hosts.told()):
             deadline = time.monotonic() + grace_s
-            hosts.tell()
             loop.call_soon_threadsafe(hosts.stop)
+            hosts.tell()
         if time.monotonic() > deadline and not hosts.stopped:
             _leave(grace_s)
 

@@ -308,8 +308,14 @@ class Trainer:
         facts = prediction_metrics(self._model, outcome.rollouts, outcome.contrasts)
         self._model.learn(differences_of(outcome.rollouts, totals.tolist(), config.group, outcome.contrasts))
         rng = random.Random(f"predicted-{config.seed}-{step}")
-        families = config.predicted_families
-        chosen = predicted_edits(self._model, outcome.rollouts, families, config.predicted_edits, rng)
+        chosen = predicted_edits(
+            self._model,
+            outcome.rollouts,
+            config.predicted_families,
+            config.predicted_edits,
+            rng,
+            executed=outcome.contrasts,
+        )
         sizes = [abs(d) for _, _, d in chosen]
         facts |= {"predicted_edits": float(len(chosen))}
         facts |= {"predicted_contrast": float(np.mean(sizes)) if sizes else None}

@@ -84,8 +84,9 @@ def assert_equal_runs(found, expected):
     assert_equal_metrics(found, expected, steps=STEPS)
     weights, wanted = (load_file(run / "policy" / "policy.safetensors") for run in (found, expected))
     for name, value in wanted.items():
-        # A tenth of what Adam moves a parameter by in one step. It divides a gradient by its size, so that one
-        # of rounding alone, as of pieces that no spec holds, is a step in any direction: few may differ by one.
+        # A tenth of what Adam moves a parameter by in one step. It divides a gradient by its size, so that
+        # one of rounding alone, as of pieces that no spec holds, is a step in any direction: few may differ
+        # by one.
         difference = weights[name] - value
         assert np.mean(np.abs(difference) > 2e-5) < 2e-3, name
         np.testing.assert_allclose(difference, 0, atol=2e-4, rtol=0, err_msg=name)

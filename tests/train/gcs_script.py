@@ -40,7 +40,7 @@ def restored(address: str, expected: int) -> None:
     found = checkpoints.restore(state_of(0), EditSampler())
     checkpoints.close()
     assert found is not None
-    step, state, sampler = found
+    step, state, sampler, _ = found
     assert (step, sampler.sums, sampler.weights) == (expected, SAMPLER.sums, SAMPLER.weights)
     for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(state_of(expected)), strict=True):
         np.testing.assert_array_equal(a, b)

@@ -182,7 +182,7 @@ def test_what_a_kill_left_half_written_is_no_checkpoint(saved, start, caplog):
 )
 def test_a_sound_checkpoint_of_another_model_names_every_difference(saved, other, named):
     _, params = nnx.split(Decoder(replace(PRESETS["tiny"], **other), rngs=nnx.Rngs(0)))
-    with pytest.raises(LemonError, match="holds another model or optimiser") as error:
+    with pytest.raises(LemonError, match="holds another model, optimiser") as error:
         _restore(saved, init_state(params, CONFIG))
     assert all(text in str(error.value) for text in named)
     assert "damaged" not in str(error.value)

@@ -128,6 +128,9 @@ def test_edits_are_drawn_from_every_spec_before_a_second_of_one(tokenizer):
     assert len({(i, edit.text) for i, edit, _ in chosen}) == len(chosen)
     assert next(d for i, e, d in chosen if i == 0 and e.text == lower.text) == pytest.approx(0.5, abs=0.1)
     assert predicted_edits(model, rollouts, FAMILIES, 1, random.Random(0)) == chosen[:1]
+    seen = [contrast(0, lower, 0.5)]
+    others = predicted_edits(model, rollouts, FAMILIES, 8, random.Random(0), executed=seen)
+    assert {(i, e.text) for i, e, _ in chosen} - {(i, e.text) for i, e, _ in others} == {(0, lower.text)}
     assert predicted_edits(model, rollouts, FAMILIES, 0, random.Random(0)) == []
 
 

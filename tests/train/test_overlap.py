@@ -166,7 +166,6 @@ def test_nobody_gathers_while_another_thread_computes():
     """Two threads in collectives would meet those of another host in another order."""
     hosts, order = Hosts(count=2), []
     hosts.gather = lambda value: order.append("gathered") or [value]
-    hosts._watch = lambda: asyncio.sleep(60)
 
     async def both():
         async def work():

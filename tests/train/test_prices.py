@@ -100,8 +100,9 @@ def test_a_group_and_its_edits_are_rewarded_at_the_prices_of_their_task(tokenize
             assert costs[3 * i] == execution.usage.cost
             assert costs[3 * i] != pytest.approx(asyncio.run(executor.execute(CHECKED, task)).usage.cost)
     for c in outcome.contrasts:
-        assert c.scored.task.prices == tasks[c.index // 3].prices
-        assert c.reward == reward_of(config.reward, c.scored)
+        (edited,) = c.samples
+        assert edited.scored.task.prices == tasks[c.index // 3].prices
+        assert edited.reward == reward_of(config.reward, edited.scored)
     rows = execution_rows(outcome, config, 0)
     assert {tuple(row["prices"]) for row in rows} == {*TABLES[:2]}
 

@@ -1,0 +1,83 @@
+"""The ablation's arms, and what its table makes of curves."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "ablations"
+sys.path.insert(0, str(FOLDER))
+
+import arms  # noqa: E402
+import lab  # noqa: E402
+import table  # noqa: E402
+
+from lemon_jax.train.presets import check_counts  # noqa: E402
+
+
+def curve(values, *, arm="full", seed=0, tokens=100, extra=10):
+    points = [
+        {"step": i, "worker_tokens": i * tokens, "counterfactual_tokens": i * extra, "value": value}
+        for i, value in enumerate(values)
+    ]
+    return {"arm": arm, "seed": seed, "optimum": 2.0, "points": points}
+
+
+@pytest.mark.parametrize("arm", arms.ARMS)
+def test_every_arm_is_a_run_and_another_one_than_the_full_method(arm):
+    config = arms.config_of(arm, lab.BASE, seed=3)
+    check_counts(config)
+    assert config.seed == 3
+    if arm not in ("full", "no-sft"):  # without SFT it is the policy that differs
+        assert config != arms.config_of("full", lab.BASE, seed=3)
+
+
+def test_changes_of_the_base_reach_the_update_too():
+    config = lab.base_config("gsm8k", 7, ["group=8", "update.tau=2", "edit_sampling=uniform"])
+    assert (config.bench, config.steps, config.group) == ("gsm8k", 7, 8)
+    assert (config.update.tau, config.edit_sampling) == (2, "uniform")
+
+
+def test_tokens_until_the_value_lasts():
+    # 95 % of 2 is 1.9. The first time it does not last, the second time it does.
+    found = table.tokens_to(curve([1.0, 1.9, 1.0, 1.0, 1.9, 1.9, 1.8, 2.0, 2.0, 1.0]))
+    assert found == 400
+    assert table.tokens_to(curve([1.0, 1.8, 1.89])) == math.inf
+    assert table.tokens_to(curve([1.9, 1.9])) == 0
+
+
+def test_mean_regret_is_the_area_over_the_tokens():
+    assert table.average(curve([1.0, 2.0, 2.0])) == pytest.approx(0.125)  # (0.5 + 0) / 2 over half of the run
+    uneven = curve([1.0, 1.0, 2.0])
+    uneven["points"][2]["worker_tokens"] = 400
+    assert table.average(uneven) == pytest.approx((100 * 0.5 + 300 * 0.25) / 400)
+
+
+def test_ratios_are_paired_by_seed_and_leave_out_who_never_came_there():
+    mine = {seed: curve([1.0] * n + [2.0] * 6, seed=seed) for seed, n in enumerate((1, 2, 3))}
+    theirs = {seed: curve([1.0] * n + [2.0] * 6, seed=seed) for seed, n in enumerate((2, 8))}
+    theirs[2] = curve([1.0] * 8, seed=2)
+    mean, low, high, n = table.paired(mine, theirs)
+    assert n == 2
+    assert mean == pytest.approx(math.sqrt(0.5 * 0.25))
+    assert low < mean < high
+    assert table.paired({0: curve([1.0])}, theirs) is None
+
+
+def test_the_table_of_a_folder(tmp_path):
+    for arm in ("full", "no-counterfactuals"):
+        for seed in (0, 1):
+            values = [1.0, 1.5, 2.0, 2.0, 2.0, 2.0]
+            extra = 10 if arm == "full" else 0
+            text = json.dumps(curve(values, arm=arm, seed=seed, extra=extra))
+            (tmp_path / f"{arm}-s{seed}.json").write_text(text)
+    done = subprocess.run(
+        [sys.executable, FOLDER / "table.py", tmp_path], capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:]] == ["full", "no-counterfactuals"]
+    full = [cell.strip() for cell in lines[2].split("|")]
+    assert full[2:7] == ["100.0% ± 0.0%", "10.0% ± 0.0%", "200 (2 of 2)", "1.00 [1.00, 1.00] n 2", "11.1%"]
