@@ -72,7 +72,21 @@ def check(run: RunDir, manifest: dict[str, Any], out: Path) -> None:
             f"{run.path}: {failed} executions failed on a server, which no recording repeats; export its "
             "calls by export_recording.py, then run it again: only calls that failed are asked anew"
         )
+    if config["eval_bench"] or "," in config["bench"]:
+        raise LemonError(
+            f"{run.path}: a run of several benches has no folder of its own; export a run of one bench"
+        )
+    if any(row.get("unmetered_calls") for row in results["eval"]):
+        raise LemonError(
+            f"{run.path}: its server did not count tokens, which a replay would have to ask it for again; "
+            "export a run whose workers count theirs"
+        )
     start = out / config["policy"]
+    if Path(config["policy"]).is_absolute() or (out / config["bench"]).resolve() in start.resolve().parents:
+        raise LemonError(
+            f"{run.path}: it began with the policy {config['policy']}, which is this machine's own or would "
+            f"be replaced; a replay begins with the name of another policy in {out}"
+        )
     inside = start.is_dir() and out.resolve() in start.resolve().parents
     digest = read_manifest(start).get("params_sha256") if inside else None
     if digest != manifest["policy_sha256"]:

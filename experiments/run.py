@@ -149,6 +149,7 @@ def replay(args: argparse.Namespace) -> int:
     """A shipped run again, from its recorded calls alone, and what differs; 0 if nothing does."""
     from lemon_jax.backends import MissingCall
     from lemon_jax.errors import LemonError
+    from lemon_jax.train.hosts import Preempted
 
     if args.distributed:
         raise LemonError("--replay runs in one process; leave out --distributed")
@@ -156,6 +157,9 @@ def replay(args: argparse.Namespace) -> int:
     args.out = args.out or Path("runs") / f"replay-{shipped.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         run(args)
+    except (Preempted, KeyboardInterrupt):
+        print(f"stopped; a replay is not continued: start it again (see {args.out})", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except MissingCall as missing:
         print(f"error: {missing}", file=sys.stderr)
         print_verdict(shipped, args.out, partial=True)

@@ -4,6 +4,7 @@ holds them: they cannot be sampled again, since the parameters that sampled them
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -31,5 +32,6 @@ def unpack(
     packed: Mapping[str, np.ndarray], policy: Orchestrator, texts: Sequence[str], group: int
 ) -> list[Rollout] | None:
     """The rollouts for the tasks with these texts, equal to those packed; None if there were none."""
-    samples = Samples(*(np.asarray(packed[name]) for name in Samples._fields))
+    arrays: dict[str, Any] = {name: np.asarray(packed[name]) for name in Samples._fields}
+    samples = Samples(**arrays)
     return policy.rollouts(texts, samples, group) if np.any(packed["lengths_B"]) else None
