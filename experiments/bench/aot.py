@@ -120,7 +120,7 @@ def measure(program: str, work: Workload, mesh: Mesh, keep: Path | None = None) 
         temporaries=memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,
         received=moved.collective,
         moved=moved.memory,
-        flops=executed_flops(program, work) / mesh.size,
+        flops=executed_flops(program, work, mesh) / mesh.size,
         model_flops=model_flops(program, work) / mesh.size,
         compile_s=seconds,
         kinds=tuple(sorted(moved.received.items())),
@@ -161,7 +161,7 @@ def at_depth(
     }
     return Measured(
         **values,
-        flops=executed_flops(program, work) / mesh.size,
+        flops=executed_flops(program, work, mesh) / mesh.size,
         model_flops=model_flops(program, work) / mesh.size,
         compile_s=sum(m.compile_s for m in at),
         kinds=tuple((kind, line(kinds[0].get(kind, 0.0), kinds[1][kind])) for kind in sorted(kinds[1])),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lemon_jax.model import Decoder, DecoderConfig, completion_log_probs, sample
 from lemon_jax.model.sharding import tree_shardings
+from lemon_jax.model.stages import stage_ends
 from lemon_jax.train.batch import UpdateBatch
 from lemon_jax.train.config import UpdateConfig
 from lemon_jax.train.update import SCORING_CHUNK, TrainState, cast, optimizer, update
@@ -107,25 +109,50 @@ def lower(program: str, work: Workload, mesh: Mesh) -> Any:
         return function.lower(*arrays, **static)
 
 
-def executed_flops(program: str, work: Workload) -> float:
-    """FLOPs of all matrix products that the program executes, recomputation and padding included.
+def executed_flops(program: str, work: Workload, mesh: Mesh | None = None) -> float:
+    """FLOPs of all matrix products that the program executes, on all chips of the mesh together,
+    recomputation and padding included.
 
-    Counted in its jaxpr, loops by their length; the loop of sampling runs to the last slot.
+    Counted in its jaxpr, before it is split; loops by their length, those of sampling by the steps that they
+    run where no row ends before its last slot.
     """
-    function, arrays, static = _call(program, work, None)
-    return _flops(function.trace(*arrays, **static).jaxpr.jaxpr, work.completion - 1)
+    function, arrays, static = _call(program, work, mesh)
+    with contextlib.nullcontext() if mesh is None else jax.set_mesh(mesh):
+        return _flops(function.trace(*arrays, **static).jaxpr.jaxpr, work)
 
 
-def _flops(jaxpr: Any, open_trips: int) -> float:
+def stage_steps(work: Workload, slots: int) -> int:
+    """The most steps of sampling with a cache of so many slots, prompt included: a step for each slot that
+    this stage adds, but for the first token, which the prefill draws (`lemon_jax.model.stages`)."""
+    ends = stage_ends(work.completion)
+    stage = ends.index(slots - work.prompt)
+    return ends[stage] - (ends[stage - 1] if stage else 1)
+
+
+def _most_trips(loop: Any, work: Workload) -> int:
+    """Of a `while` loop of sampling: a stage's steps, or the groups that one device takes its rows in."""
+    batch, _, slots, _ = _cache_shape(loop)
+    groups = [eqn for eqn in loop.params["body_jaxpr"].jaxpr.eqns if eqn.primitive.name == "while"]
+    return -(-batch // _cache_shape(groups[0])[0]) if groups else stage_steps(work, slots)
+
+
+def _cache_shape(loop: Any) -> tuple[int, ...]:
+    """[B, K, S, E], as of nothing else that sampling carries through its loops."""
+    return next(var.aval.shape for var in loop.outvars if len(var.aval.shape) == 4)
+
+
+def _flops(jaxpr: Any, work: Workload) -> float:
     total = 0.0
     for eqn in jaxpr.eqns:
-        times = {"scan": eqn.params.get("length", 1), "while": open_trips}.get(eqn.primitive.name, 1)
+        times = eqn.params["length"] if eqn.primitive.name == "scan" else 1
+        if eqn.primitive.name == "while":
+            times = _most_trips(eqn, work)
         if eqn.primitive.name == "dot_general":
             (contracted, _), _ = eqn.params["dimension_numbers"]
             depth = math.prod(eqn.invars[0].aval.shape[axis] for axis in contracted)
             total += 2.0 * depth * math.prod(eqn.outvars[0].aval.shape)
         inner = [
-            _flops(getattr(value, "jaxpr", value), open_trips)
+            _flops(getattr(value, "jaxpr", value), work)
             for value in jax.tree.leaves(list(eqn.params.values()), is_leaf=_is_jaxpr)
             if _is_jaxpr(value)
         ]
@@ -140,8 +167,8 @@ def _is_jaxpr(value: Any) -> bool:
 
 def model_flops(program: str, work: Workload) -> float:
     """FLOPs that the mathematics asks for: 2 for each weight and token forward, twice that backward, and
-    attention over all slots (Chowdhery et al. 2022, arXiv 2204.02311, appendix B); the head for completion
-    tokens alone."""
+    attention over all slots (Chowdhery et al. 2022, arXiv 2204.02311, appendix B), in decoding over those
+    written so far; the head for completion tokens alone."""
     c, slots = work.config, work.prompt + work.completion
     width = c.num_heads * c.head_dim
     layer = 2 * c.embed_dim * (2 * width + 2 * c.num_kv_heads * c.head_dim + 3 * c.mlp_dim)
@@ -156,5 +183,6 @@ def model_flops(program: str, work: Workload) -> float:
     if program == "update":
         return 3 * (work.rollouts + work.edits) * row + work.rollouts * row  # and the reference
     prefill = c.num_layers * (work.prompt * layer + attention(work.prompt, work.prompt))
-    decode = c.num_layers * (layer + attention(1, slots)) + head
+    written = work.prompt + work.completion / 2  # the mean of its steps
+    decode = c.num_layers * (layer + attention(1, written)) + head
     return work.tasks * prefill + work.rollouts * (head + (work.completion - 1) * decode)

@@ -190,6 +190,12 @@ def test_flops_of_programs_are_those_of_the_formula():
     assert aot_programs.executed_flops("update", TINY) == update + rows * head + forward
 
 
+@pytest.mark.parametrize("program", ["score", "update"])
+def test_flops_are_the_same_on_a_mesh(program):
+    mesh = make_mesh(fsdp=2, devices=jax.devices()[:2])
+    assert aot_programs.executed_flops(program, TINY, mesh) == aot_programs.executed_flops(program, TINY)
+
+
 def test_flops_are_those_that_xla_counts_without_loops():
     one = aot_programs.Workload(**(vars(TINY) | {"completion": 32}))  # one chunk of logits
     function, arrays, static = aot_programs._call("score", one, None)
@@ -216,10 +222,25 @@ def test_a_mesh_adds_up_the_heads_gradient_for_fewer_chunks(fsdp, tasks, chunks)
     assert loops == [long.config.num_layers] * (fsdp > 1) + [chunks]
 
 
-def test_sampling_runs_to_the_last_slot():
-    assert aot_programs.executed_flops("sample", TINY) == pytest.approx(
-        aot_programs.model_flops("sample", TINY), rel=0.05
-    )
+@pytest.mark.parametrize(
+    ("fsdp", "rows"),
+    [(2, [20, 20, 20]), (None, [20, 2 * 10, 3 * 8])],  # one device takes its rows in groups, of 8 or more
+)
+def test_each_stage_of_sampling_runs_its_own_steps(fsdp, rows):
+    """By hand: 63, 64 and 72 steps with caches of 64, 128 and 200 completion slots after the prompts'."""
+    work = aot_programs.Workload(**(vars(TINY) | {"group": 10, "completion": 200}))
+    mesh = None if fsdp is None else make_mesh(fsdp=fsdp, devices=jax.devices()[:fsdp])
+    c = work.config
+    head = 2 * c.embed_dim * c.vocab_size
+    projections = 2 * c.head_dim * (c.num_heads + c.num_kv_heads)  # q and o, k and v
+    layer = 2 * c.embed_dim * (projections + 3 * c.mlp_dim)
+    each_slot = 4 * c.num_heads * c.head_dim
+    by_hand = 2 * 32 * c.num_layers * (layer + 32 * each_slot) + 20 * head  # the prompts, the first tokens
+    for steps, slots, taken in zip((63, 64, 72), (64, 128, 200), rows, strict=True):
+        by_hand += steps * taken * (head + c.num_layers * (layer + (32 + slots) * each_slot))
+    assert aot_programs.executed_flops("sample", work, mesh) == by_hand
+    # The mathematics reads no slots that are still empty.
+    assert 0.85 < aot_programs.model_flops("sample", work) / by_hand < 1
 
 
 def aot(*arguments):
