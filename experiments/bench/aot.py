@@ -20,6 +20,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 # Before JAX: no TPU is looked for, and the compiler's library keeps to itself. It writes the text of each
@@ -43,7 +44,7 @@ if library := os.environ.get("LEMON_LIBTPU"):
     os.environ["TPU_LIBRARY_PATH"] = library
 
 import jax
-from aot_programs import PROGRAMS, Workload, executed_flops, lower, model_flops
+from aot_programs import PROGRAMS, Workload, executed_flops, lower, model_flops, open_trips
 from chips import CHIPS, POLICIES, Chip
 from hlo import Traffic, traffic
 from jax.experimental import topologies
@@ -114,7 +115,7 @@ def measure(program: str, work: Workload, mesh: Mesh, keep: Path | None = None) 
         (keep / f"{program}-{work.config.num_layers}-layers-{work.rollouts}-rollouts.txt").write_text(text)
     moved = Traffic(received={"unknown": math.nan}, memory=math.nan)
     if text is not None:
-        moved = traffic(text, mesh.size, open_trips=work.completion - 1)
+        moved = traffic(text, mesh.size, open_trips=partial(open_trips, work))
     return Measured(
         arguments=memory.argument_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes,
         temporaries=memory.temp_size_in_bytes + memory.generated_code_size_in_bytes,

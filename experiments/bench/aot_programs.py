@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from hlo import dimensions
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from lemon_jax.model import Decoder, DecoderConfig, completion_log_probs, sample
@@ -127,6 +128,14 @@ def stage_steps(work: Workload, slots: int) -> int:
     ends = stage_ends(work.completion)
     stage = ends.index(slots - work.prompt)
     return ends[stage] - (ends[stage - 1] if stage else 1)
+
+
+def open_trips(work: Workload, shape: str) -> float:
+    """The most trips of a compiled loop without a constant bound, by the shape of what it carries: a stage of
+    sampling on a mesh, where rows stay together. Unknown, nan, of any other."""
+    ends = stage_ends(work.completion)
+    slots = [sizes[2] for sizes in dimensions(shape) if len(sizes) == 4]
+    return stage_steps(work, slots[0]) if slots and slots[0] - work.prompt in ends else math.nan
 
 
 def _most_trips(loop: Any, work: Workload) -> int:

@@ -2,7 +2,7 @@
 
 XLA's own cost analysis counts the body of a loop once. Here every computation counts as often as it runs:
 a loop's trips are the constant that its condition compares the counter with. Where that is no constant
-(sampling ends early) the caller says how many trips to assume.
+(sampling ends early) the caller says how many trips to assume, by the shape of what the loop carries.
 
     # While loop of 24 trips around `bf16[152064,3584] all-gather(...)` on 16 chips
     # In:  its text         Out: Traffic(received={"all-gather": 24 * 1.09e9 * 15 / 16}, ...)
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 _BITS = {"pred": 8, "bf16": 16, "token": 0, "opaque": 0}
@@ -82,12 +82,18 @@ def size_of(shape: str, *, main_memory: bool = False) -> float:
         if main_memory and "S(" in found[0]:
             continue
         bits = _BITS.get(found[1], int(found[2] or 0))
-        total += bits / 8 * math.prod(int(n) for n in found[3].split(",") if n)
+        total += bits / 8 * math.prod(dimensions(found[0])[0])
     return total
 
 
-def traffic(text: str, chips: int, *, open_trips: int = 1) -> Traffic:
-    """Collectives and memory traffic of a program. `open_trips`: of loops without a constant bound."""
+def dimensions(shape: str) -> list[tuple[int, ...]]:
+    """Those of each array of a shape or a tuple of shapes."""
+    return [tuple(int(n) for n in found[3].split(",") if n) for found in _SHAPE.finditer(shape)]
+
+
+def traffic(text: str, chips: int, *, open_trips: Callable[[str], float] = lambda shape: 1) -> Traffic:
+    """Collectives and memory traffic of a program. `open_trips`: of a loop without a constant bound, by its
+    shape."""
     computations, entry = parse(text)
     runs = _runs(computations, entry, open_trips)
     total = Traffic()
@@ -216,7 +222,9 @@ def _group_size(rest: str, chips: int) -> int:
     return chips
 
 
-def _runs(computations: dict[str, list[Instruction]], entry: str, open_trips: int) -> dict[str, float]:
+def _runs(
+    computations: dict[str, list[Instruction]], entry: str, open_trips: Callable[[str], float]
+) -> dict[str, float]:
     """How often each computation runs."""
     runs = dict.fromkeys(computations, 0.0)
     todo: list[tuple[str, float]] = [(entry, 1.0)]
@@ -236,7 +244,9 @@ def _called(one: Instruction) -> Iterator[str]:
         yield from (name.strip().lstrip("%") for name in found[1].split(","))
 
 
-def _trips(loop: Instruction, computations: dict[str, list[Instruction]], open_trips: int) -> int:
+def _trips(
+    loop: Instruction, computations: dict[str, list[Instruction]], open_trips: Callable[[str], float]
+) -> float:
     """The constant that the counter stays below, by what it grows with each trip; it begins at 0."""
     if known := re.search(r'known_trip_count"?[:=]\{"?n"?[:=]"?(\d+)', loop.rest):
         return int(known[1])
@@ -244,12 +254,12 @@ def _trips(loop: Instruction, computations: dict[str, list[Instruction]], open_t
     condition, body = (computations.get(found[i], []) if found else [] for i in (1, 2))
     compares = [one for one in condition if one.opcode == "compare"]
     if len(compares) != 1 or condition[-1] is not compares[0]:
-        return open_trips
+        return open_trips(loop.shape)
     operands = _operands(compares[0])
     bounds = [value for name in operands if (value := _constant(condition, name)) is not None]
     counters = [one for one in condition if one.name in operands and one.opcode == "get-tuple-element"]
     if len(bounds) != 1 or len(counters) != 1:
-        return open_trips
+        return open_trips(loop.shape)
     index = int(re.findall(r"index=(\d+)", counters[0].rest)[0])
     return -(-bounds[0] // _step(body, index))
 

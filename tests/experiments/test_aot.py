@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import os
 import subprocess
 import sys
@@ -96,12 +97,12 @@ def test_a_counter_may_grow_by_more_than_one():
     counted = TEXT.replace("tuple(%p, %r)", "tuple(%next, %r)").replace(
         "  %r = f32[8]", "  %two = s32[] constant(2)\n  %next = s32[] add(%i, %two)\n  %r = f32[8]"
     )
-    received = hlo.traffic(counted, 8, open_trips=9).received
+    received = hlo.traffic(counted, 8, open_trips=lambda shape: 9).received
     assert received["all-reduce"] == (3 + 9) * 2 * 32 * 1 / 2
 
 
 def test_kinds_groups_and_loops():
-    received = hlo.traffic(TEXT, 8, open_trips=9).received
+    received = hlo.traffic(TEXT, 8, open_trips=lambda shape: 9).received
     assert received == {
         "all-reduce": (5 + 9) * 2 * 32 * 1 / 2,  # pairs
         "all-gather": 512 * 3 / 4,  # one collective, overlapped with two fusions
@@ -239,6 +240,13 @@ def test_each_stage_of_sampling_runs_its_own_steps(fsdp, rows):
     for steps, slots, taken in zip((63, 64, 72), (64, 128, 200), rows, strict=True):
         by_hand += steps * taken * (head + c.num_layers * (layer + (32 + slots) * each_slot))
     assert aot_programs.executed_flops("sample", work, mesh) == by_hand
+    # In the compiled program the loops are told apart by their caches.
+    loops = [
+        f"(s32[4]{{0}}, f32[16,200]{{1,0}}, bf16[4,2,{32 + slots},8]{{2,3,1,0:T(8,128)(2,1)}})"
+        for slots in (64, 128, 200)
+    ]
+    assert [aot_programs.open_trips(work, loop) for loop in loops] == [63, 64, 72]
+    assert math.isnan(aot_programs.open_trips(work, "(s32[], f32[8,2,96]{2,1,0})"))
     # The mathematics reads no slots that are still empty.
     assert 0.85 < aot_programs.model_flops("sample", work) / by_hand < 1
 
