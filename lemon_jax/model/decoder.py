@@ -224,8 +224,11 @@ class Decoder(nnx.Module):
         return self.embed[...] if self.config.tie_embeddings else self.head[...]
 
     def logits(self, hidden: Float[Array, "*shape dim"]) -> Float[Array, "*shape vocab"]:
-        """fp32 logits of hidden states. Only for few positions at a time: see `scoring`."""
-        return project_logits(hidden, self.head_weight())
+        """fp32 logits of hidden states. Only for few positions at a time: see `scoring`. On a mesh the output
+        projection stays where it lies, as other parameters do for few tokens (`projection.project`)."""
+        lead = ("time",) * (hidden.ndim - 1)
+        logits = project_logits(constrain(hidden, *lead, "embed"), self.head_weight())
+        return constrain(logits, "batch", *lead[1:], "vocab")
 
 
 def project_logits(

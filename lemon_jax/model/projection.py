@@ -9,7 +9,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float
 
-from lemon_jax.model.sharding import gathered
+from lemon_jax.model.sharding import constrain, gathered, logical_axes
 
 
 class LoraParam(nnx.Param):
@@ -21,22 +21,31 @@ def project(module: Any, name: str, x: Array, *, inputs: int = 1) -> Array:
     parameter adds: [..., *outputs]. `inputs` counts the axes that are summed over.
 
     The adapter is applied to x, not added to the parameter: its gradient then needs none of the parameter's
-    size. On a mesh the parameter is gathered for the product of many tokens; of few, as in decoding, the
-    partial sums are added up instead.
+    size. On a mesh the parameter is gathered for the product of many tokens; for few, as in decoding, it
+    stays where it lies: each device multiplies its part with all rows, and what travels are tokens and sums.
     """
     weight = getattr(module, name)[...]
     outputs = weight.shape[inputs:]
     read = math.prod(weight.shape[:inputs])
-    rows = x.reshape(-1, read)
-    if len(rows) * (read + 2 * math.prod(outputs)) > weight.size:  # what passes over the links, either way
+    lead = x.shape[: x.ndim - inputs]
+    # What passes over the links, either way.
+    many = math.prod(lead) * (read + 2 * math.prod(outputs)) > weight.size
+    if many:
         weight = gathered(weight, name)
-    out = product(rows, weight.reshape(read, -1))
+    axes = logical_axes(name, weight.ndim)
+    here = x if many else constrain(x, *("time",) * len(lead), *axes[:inputs])
+    out = product(here.reshape(-1, read), weight.reshape(read, -1)).reshape(*lead, *outputs)
+    if not many:
+        if "embed" in axes[inputs:]:  # a device has its part of every row, until the rows are split again
+            out = constrain(out, *("time",) * len(lead), *axes[inputs:])
+        whole = ("residual" if axis == "embed" else axis for axis in axes[inputs:])
+        out = constrain(out, "batch", *("time",) * (len(lead) - 1), *whole)
     first = getattr(module, f"{name}_lora_a", None)
     if first is not None:
         second = getattr(module, f"{name}_lora_b")[...]
-        low = rows @ first[...].reshape(read, -1)
-        out = out + module.lora_scale * (low @ second.reshape(low.shape[1], -1))
-    return out.reshape(*x.shape[: x.ndim - inputs], *outputs)
+        low = x.reshape(-1, read) @ first[...].reshape(read, -1)
+        out = out + module.lora_scale * (low @ second.reshape(low.shape[1], -1)).reshape(out.shape)
+    return out
 
 
 @jax.custom_vjp
