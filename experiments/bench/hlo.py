@@ -136,7 +136,7 @@ def _memory(one: Instruction, shapes: dict[str, str], computations: dict[str, li
 def _fusion_memory(
     one: Instruction, operands: list[str], computations: dict[str, list[Instruction]]
 ) -> float:
-    """What a fusion reads and writes: of an operand that it only slices the slices, of an output that it
+    """What a fusion reads and writes: of an operand that it only slices or gathers from what it takes, of an output that it
     updates in place the update. The buffers of a collective that is under way beside a fusion are handed
     through it untouched; what arrives is counted as received."""
     name = next(_called(one), "")
@@ -175,7 +175,7 @@ def _read(name: str, users: dict[str, list[Instruction]], size: float) -> float:
     for user in users.get(name, []):
         if user.opcode == "bitcast":
             total += _read(user.name, users, size)
-        elif user.opcode == "dynamic-slice" and _operands(user)[0] == name:
+        elif user.opcode in ("dynamic-slice", "gather") and _operands(user)[0] == name:
             total += size_of(user.shape)
         elif not (user.opcode == "dynamic-update-slice" and _operands(user)[0] == name):
             return size

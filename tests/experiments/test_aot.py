@@ -147,6 +147,11 @@ FUSIONS = """HloModule m
   %n = f32[16]{0} negate(%p)
   ROOT %t = (f32[16]{0}, bf16[16,16]{1,0}) tuple(%n, %g)
 }
+%rows (p: f32[8,16], i: s32[2]) -> f32[2,16] {
+  %p = f32[8,16]{1,0} parameter(0)
+  %i = s32[2]{0} parameter(1)
+  ROOT %g = f32[2,16]{1,0} gather(%p, %i), offset_dims={1}, slice_sizes={1,16}
+}
 ENTRY %main (stack: f32[8,16], x: f32[16], g: bf16[16,16], i: s32[]) -> f32[8,16] {
   %stack = f32[8,16]{1,0} parameter(0)
   %x = f32[16]{0} parameter(1)
@@ -161,6 +166,7 @@ ENTRY %main (stack: f32[8,16], x: f32[16], g: bf16[16,16], i: s32[]) -> f32[8,16
     ("line", "moved"),
     [
         ("ROOT %f = f32[1,16]{1,0} fusion(%stack, %i), kind=kLoop, calls=%slice", 64 + 4 + 64),
+        ("ROOT %f = f32[2,16]{1,0} fusion(%stack, %i), kind=kLoop, calls=%rows", 128 + 4 + 128),
         ("ROOT %f = f32[8,16]{1,0} fusion(%stack, %x, %i), kind=kLoop, calls=%update", 64 + 4 + 64),
         # The buffer of a collective under way is handed through.
         (
