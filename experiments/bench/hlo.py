@@ -136,9 +136,9 @@ def _memory(one: Instruction, shapes: dict[str, str], computations: dict[str, li
 def _fusion_memory(
     one: Instruction, operands: list[str], computations: dict[str, list[Instruction]]
 ) -> float:
-    """What a fusion reads and writes: of an operand that it only slices or gathers from what it takes, of an output that it
-    updates in place the update. The buffers of a collective that is under way beside a fusion are handed
-    through it untouched; what arrives is counted as received."""
+    """What a fusion reads and writes: of an operand that it only slices or gathers from what it takes, of an
+    output that it updates in place the update. The buffers of a collective that is under way beside a fusion
+    are handed through it untouched; what arrives is counted as received."""
     name = next(_called(one), "")
     inside = computations.get(name, [])
     outputs = [found[0] for found in _SHAPE.finditer(one.shape)]
