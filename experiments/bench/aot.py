@@ -179,10 +179,8 @@ def bounds(m: Measured, chip: Chip) -> dict[str, float]:
     return {name: seconds for name, seconds in least.items() if not math.isnan(seconds)}
 
 
-def largest_batch(m: Measured, twice: Measured | None, rows: int, chip: Chip) -> str:
+def largest_batch(m: Measured, twice: Measured, rows: int, chip: Chip) -> str:
     """Rows that fit if temporaries grow as they do from the workload's rows to twice as many."""
-    if twice is None:
-        return "-"
     slope = (twice.temporaries - m.temporaries) / rows
     if slope <= 0:
         return f">= {2 * rows}"
@@ -275,11 +273,17 @@ def run(args: argparse.Namespace) -> None:
     results: dict[str, tuple[Measured, str]] = {}
     for program in args.programs:
         m = at_depth(program, work, mesh, args.layers or (), args.keep)
-        twice = None
+        fits = "-"
         if args.batch:
+            rows = work.rows(program)
             double = replace(work, tasks=2 * work.tasks, edits=2 * work.edits)
-            twice = at_depth(program, double, mesh, args.layers or (), args.keep)
-        results[program] = (m, largest_batch(m, twice, work.rows(program), CHIPS[family]))
+            try:
+                twice = at_depth(program, double, mesh, args.layers or (), args.keep)
+                fits = largest_batch(m, twice, rows, CHIPS[family])
+            except jax.errors.JaxRuntimeError as error:
+                print(f"# {program}, {2 * rows} rows: does not compile: {str(error)[:400]}", flush=True)
+                fits = f"< {2 * rows}"
+        results[program] = (m, fits)
     report(console, results, CHIPS[family])
 
 
