@@ -4,7 +4,11 @@ Only the environment is set here: tests of the parts that do not use JAX must no
 """
 
 import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
 
+import pytest
 from jaxtyping import install_import_hook
 
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
@@ -15,3 +19,16 @@ if _DEVICES not in os.environ.get("XLA_FLAGS", ""):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_DEVICES}".strip()
 
 install_import_hook("lemon_jax.model", "beartype.beartype")
+
+# XLA maps memory for every program that it compiled, and at the kernel's limit of mappings (65,530 unless set
+# otherwise) the next compilation is a segmentation fault.
+MOST_MAPPINGS = 20_000
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs_make_room() -> Iterator[None]:
+    """Drop the programs of the modules before, where there are very many."""
+    yield
+    maps, jax = Path("/proc/self/maps"), sys.modules.get("jax")
+    if jax is not None and maps.exists() and maps.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()

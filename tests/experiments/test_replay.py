@@ -165,8 +165,9 @@ def test_the_run_must_find_what_it_was_made_of(exported, policy_folder, tmp_path
 
 def test_settings_come_from_the_manifest_alone(exported, capsys):
     assert run_main("--replay", exported, "--steps", 3, "--fresh", "--resume", exported) == 2
-    assert "--replay takes all settings from the run's manifest; leave out --steps, --resume, --fresh" in (
-        capsys.readouterr().err
+    assert (
+        "--replay takes all settings from the run's manifest; leave out --steps, --resume, --out, --fresh"
+        in (capsys.readouterr().err)
     )
 
 

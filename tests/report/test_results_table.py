@@ -37,7 +37,7 @@ ROWS = [
 ]
 
 
-SETTING = {"bench": "multiarith", "split": "test", "seed": 0, "extractor": "lemon", "protocol": "full"}
+SETTING = {"bench": "aqua", "split": "test", "seed": 0, "extractor": "lemon", "protocol": "full"}
 
 
 def with_setting(**more):
@@ -72,7 +72,7 @@ def test_a_row_is_a_line(width):
 def test_a_wide_row_says_what_it_was_measured_on():
     lines = render(with_setting(), WIDE, wide=True).splitlines()
     row = next(line for line in lines if line.startswith("lemon"))
-    assert "lemon             multiarith test 0 lemon full  42.0 % [29, 56]" in row
+    assert "lemon             aqua test 0 lemon full  42.0 % [29, 56]" in row
     assert all(len(line) <= WIDE for line in lines)
     heads = " ".join(lines[1:3]).split()
     assert [h for h in heads if h in SETTING] == list(SETTING)
@@ -91,11 +91,17 @@ def test_a_narrow_table_says_it_in_the_title_unless_rows_differ():
     assert next(line for line in lines if line.startswith("self-consistency")).split()[1] == "strict"
 
 
+def test_the_title_names_what_was_tested_and_not_what_was_trained_on():
+    lines = render(with_setting() | {"bench": "gsm8k"}, 100).splitlines()
+    assert lines[0].startswith("aqua, test split")
+
+
 def test_everything_fits_the_wide_table():
     """The widest values there are: what gives way is the setting, which wraps between words."""
+    long = SETTING | {"bench": "multiarith"}
     rows = [
-        ROWS[0] | SETTING | {"method": "best_fixed", "accuracy": 1.0, "ci95": [0.97, 1.0], "n": 14042},
-        ROWS[0] | SETTING | {"method": "warmstart", "no_answer": 120, "infra_failed": 31, "wall_s": 12345.0},
+        ROWS[0] | long | {"method": "best_fixed", "accuracy": 1.0, "ci95": [0.97, 1.0], "n": 14042},
+        ROWS[0] | long | {"method": "warmstart", "no_answer": 120, "infra_failed": 31, "wall_s": 12345.0},
     ]
     lines = render(summary(eval=rows), WIDE, wide=True).splitlines()
     assert all(len(line) <= WIDE for line in lines)
@@ -106,7 +112,7 @@ def test_everything_fits_the_wide_table():
 
 def test_a_file_is_as_wide_as_the_wide_table_and_a_terminal_as_itself(capsys):
     print_results(with_setting(), [])
-    assert "multiarith test 0 lemon full" in capsys.readouterr().out
+    assert "aqua test 0 lemon full" in capsys.readouterr().out
     out = io.StringIO()
     print_results(with_setting(), [], Console(file=out, width=90))
     assert all(len(line) <= 90 for line in out.getvalue().splitlines())
