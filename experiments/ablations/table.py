@@ -20,7 +20,7 @@ from scipy import stats
 SHARE = 0.95  # of the optimum
 LASTING = 5  # valuations
 GRPO, FULL = "no-counterfactuals", "full"
-_MARKDOWN = "| {:22s} | {:>16s} | {:>16s} | {:>22s} | {:>18s} | {:>8s} |"
+_MARKDOWN = "| {:24s} | {:>16s} | {:>16s} | {:>22s} | {:>18s} | {:>8s} |"
 
 Curve = dict[str, Any]
 
