@@ -26,7 +26,7 @@ from lemon_jax.model.config import DecoderConfig
 from lemon_jax.model.layout import window_mask
 from lemon_jax.model.projection import project
 from lemon_jax.model.rope import rotary_angles, rotate
-from lemon_jax.model.sharding import KV_CACHE, constrain, constrain_tree, on_one_device
+from lemon_jax.model.sharding import KV_CACHE, constrain, constrain_tree, loops_over_layers
 
 # One (keys, values) pair a layer, each [B, K, S, E]: with the slots next to the features both products
 # of attention are plain batched matrix products (2.5 times faster on CPU than [B, S, K, E]). A tuple,
@@ -189,7 +189,7 @@ class Decoder(nnx.Module):
             local_mask = window_mask(mask_BxTxS, config.sliding_window)
             nearby = (*rotary_angles(positions_BxT, config, local=True), local_mask)
         run = jax.checkpoint(Block.__call__) if remat else Block.__call__
-        if cache is None and not keep_cache and not on_one_device():
+        if cache is None and not keep_cache and loops_over_layers():
             x = self._looped(run, x, everywhere, nearby)
             return constrain(self.final_norm(x), *RESIDUAL), ()
         new_cache = []

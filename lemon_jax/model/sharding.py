@@ -154,6 +154,13 @@ def on_one_device() -> bool:
     return bool(mesh.empty or mesh.size == 1)
 
 
+def loops_over_layers() -> bool:
+    """Whether scoring and update run the layers as a loop: on every mesh but that of several processes on
+    CPUs. There a loop's collectives and later ones may start in another order on each process, and then all
+    wait for each other."""
+    return not on_one_device() and not (jax.process_count() > 1 and jax.default_backend() == "cpu")
+
+
 def constrain(x: jax.Array, *axes: str) -> jax.Array:
     """The same array, split as its logical axes say, inside a jit-compiled function; see `using`.
 
