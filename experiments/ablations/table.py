@@ -92,19 +92,26 @@ def rows(arms: dict[str, dict[int, Curve]]) -> list[tuple[str, ...]]:
         reached = sorted(t for c in curves.values() if (t := tokens_to(c)) < math.inf)
         tokens = f"{np.median(reached):,.0f} ({len(reached)} of {len(curves)})" if reached else "never"
         ratio = None if arm == GRPO else paired(curves, arms.get(GRPO, {}))
-        against = f"{ratio[0]:.2f} [{ratio[1]:.2f}, {ratio[2]:.2f}] n {ratio[3]}" if ratio else "–"
+        against = "–"
+        if ratio:  # one pair has no interval
+            between = f" [{ratio[1]:.2f}, {ratio[2]:.2f}]" if ratio[3] > 1 else ""
+            against = f"{ratio[0]:.2f}{between} n {ratio[3]}"
         extra = np.mean([c["points"][-1]["counterfactual_tokens"] / tokens_of(c) for c in curves.values()])
         out.append(
             (
                 arm,
-                f"{end:.1%} ± {end_half:.1%}",
-                f"{area:.1%} ± {area_half:.1%}",
+                _plus_minus(end, end_half),
+                _plus_minus(area, area_half),
                 tokens,
                 against,
                 f"{extra / (1 - extra):.1%}",
             )
         )
     return out
+
+
+def _plus_minus(mean: float, half: float) -> str:
+    return f"{mean:.1%}" if math.isnan(half) else f"{mean:.1%} ± {half:.1%}"
 
 
 def chart(arms: dict[str, dict[int, Curve]], path: Path) -> None:
