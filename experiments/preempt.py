@@ -24,6 +24,7 @@ from typing import Any
 from kill_and_resume import count
 from two_runs import RunFailed
 
+from lemon_jax.train.preemption import EXIT_PREEMPTED
 from lemon_jax.train.run_dir import TIMINGS, RunDir
 
 sys.path.append(str(Path(__file__).resolve().parent / "bench"))
@@ -31,7 +32,6 @@ from replicas import replicas, worker_text
 
 RUN = Path(__file__).resolve().parent / "run.py"
 NOTICE_S = 30.0  # what clouds give
-EXIT_PREEMPTED = 75
 PHASES = {"sampling": "sample_s", "executing": "execute_s", "updating": "update_s"}
 WARM_UP = 2  # steps before the first stop: they compile
 

@@ -1,19 +1,16 @@
 """Predicted contrasts: the posterior against stacked least squares, and which edits are drawn."""
 
-import asyncio
 import math
 import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
-from policy_helpers import CHECKED, SOLVER, TASKS, optax_promotion, rollout, workers
+from policy_helpers import CHECKED, SOLVER, TASKS, rollout
+from test_trainer import CONFIG, _train
 
-from lemon_jax.model import params_sha256
-from lemon_jax.runtime import CallStore
 from lemon_jax.spec import Agent, Spec, applicable, dump, parse
 from lemon_jax.train import contrast_model
-from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.contrast_model import (
     NOISE,
     PRIOR,
@@ -27,7 +24,6 @@ from lemon_jax.train.contrasts import Contrast, Sample
 from lemon_jax.train.evaluate import NOT_EXECUTED, Scored
 from lemon_jax.train.rewards import Reward
 from lemon_jax.train.run_dir import METRICS, RunDir
-from lemon_jax.train.trainer import Trainer
 
 FAMILIES = ("lower_capacity", "raise_capacity", "change_role")
 
@@ -134,55 +130,18 @@ def test_edits_are_drawn_from_every_spec_before_a_second_of_one(tokenizer):
     assert predicted_edits(model, rollouts, FAMILIES, 0, random.Random(0)) == []
 
 
-CONFIG = RunConfig(
-    bench="multiarith",
-    workers="scripted",
-    steps=3,
-    tasks_per_step=2,
-    group=4,
-    edits_per_step=2,
-    predicted_edits=4,
-    checkpoint_every=1,
-    update=UpdateConfig(learning_rate=2e-3, warmup=1),
-)
-
-
-class Progress:
-    def __init__(self, stop_after=None):
-        self.left = stop_after
-
-    def advance(self, n=1, **facts):
-        if self.left is not None:
-            self.left -= 1
-            if not self.left:
-                raise KeyboardInterrupt
-
-
-def _train(policy, folder, *, resume=False, stop_after=None, config=CONFIG):
-    run = RunDir.open(folder)[0] if resume else RunDir.create(folder, {"config": config.to_dict()})
-    store = CallStore(folder / "calls.sqlite")
-    with workers(store) as (executor, _, _), optax_promotion():
-        trainer = Trainer(config=config, policy=policy, tasks=TASKS, executor=executor, store=store, run=run)
-        try:
-            assert (trainer.resume() if resume else 0) == (2 if resume else 0)
-            if stop_after is None:
-                asyncio.run(trainer.train(Progress()))
-            else:
-                with pytest.raises(KeyboardInterrupt):
-                    asyncio.run(trainer.train(Progress(stop_after)))
-            return params_sha256(trainer.decoder()), run.read(METRICS)
-        finally:
-            trainer.close()
-            store.close()
-
-
 def test_predicted_edits_are_learned_from_and_a_resumed_run_remembers(policy, tmp_path, monkeypatch):
     monkeypatch.setattr(contrast_model, "NOISE", 0.01)  # three steps of scripted rewards are then enough
-    digest, metrics = _train(policy, tmp_path / "straight")
-    assert sum(m["predicted_edits"] for m in metrics) > 0
-    without, _ = _train(policy, tmp_path / "without", config=replace(CONFIG, predicted_edits=0))
+    config = replace(CONFIG, predicted_edits=4)
+
+    def metrics_of(folder):
+        return RunDir(folder).read(METRICS)
+
+    straight, stopped = tmp_path / "straight", tmp_path / "stopped"
+    digest, _ = _train(policy, straight, config=config)
+    assert sum(m["predicted_edits"] for m in metrics_of(straight)) > 0
+    without, _ = _train(policy, tmp_path / "without", config=CONFIG)
     assert digest != without
-    _train(policy, tmp_path / "stopped", stop_after=2)
-    resumed, again = _train(policy, tmp_path / "stopped", resume=True)
-    assert resumed == digest
-    assert again == metrics
+    _train(policy, stopped, config=config, stop_after=2)
+    assert _train(policy, stopped, config=config, resume=True) == (digest, 2)
+    assert metrics_of(stopped) == metrics_of(straight)
