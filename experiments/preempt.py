@@ -85,7 +85,7 @@ def _stop(args: argparse.Namespace, folder: Path, workers: Path, phase: str) -> 
             process.kill()
             process.wait()
     done = len(_rows(run))
-    saved = max(int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdigit())
+    saved = max((int(p.name) for p in (run / "checkpoints").iterdir() if p.name.isdigit()), default=0)
     phases = ", ".join(f"{name} {seconds[key]:.1f} s" for name, key in PHASES.items())
     print(
         f"{args.processes} processes, stopped while {phase} (a step: {phases}): left after {took:.1f} s with "

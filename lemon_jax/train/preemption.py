@@ -2,6 +2,9 @@
 
 A handler in Python waits until the main thread is free, which an update or a sampling that is under way keeps
 busy. So a thread of its own listens, tells the other processes, and counts the time.
+
+Where one process fails alone, the others get an error from what they compute with it. All leave at once then:
+JAX's own way out waits minutes for the others, and aborts.
 """
 
 from __future__ import annotations
@@ -15,11 +18,14 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 
-from lemon_jax.train.hosts import Hosts
+from lemon_jax.errors import LemonError
+from lemon_jax.train.hosts import Hosts, Preempted
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: start it again
+EXIT_FAILED = 1  # as of an exception that nobody catches
 GRACE_S = 20.0  # of the 30 s that clouds give; the rest is for saving
 POLL_S = 0.5  # how soon a process learns that another was told to stop
 
@@ -29,7 +35,9 @@ def preemptible(hosts: Hosts, *, grace_s: float = GRACE_S) -> Iterator[None]:
     """Within it, inside the event loop, SIGTERM to any process of the run calls `hosts.stop` on all.
 
     Where they have not all stopped `grace_s` seconds later, because a computation does not end, the process
-    ends at once with EXIT_PREEMPTED: what was saved before stays, and the step is lost. Main thread only.
+    ends at once with EXIT_PREEMPTED: what was saved before stays, and the step is lost. So does one of
+    several processes that fails, with EXIT_FAILED unless one of them was told to stop: the others cannot go
+    on. Main thread only.
     """
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
@@ -41,6 +49,12 @@ def preemptible(hosts: Hosts, *, grace_s: float = GRACE_S) -> Iterator[None]:
     listener.start()
     try:
         yield
+    except (LemonError, Preempted):  # all processes raise them, at the same point
+        raise
+    except Exception as error:
+        if hosts.count > 1:
+            _leave_failed(hosts, error)
+        raise
     finally:
         signal.set_wakeup_fd(fd)
         signal.signal(signal.SIGTERM, handler)
@@ -64,14 +78,20 @@ def _listen(signals: socket.socket, loop: asyncio.AbstractEventLoop, hosts: Host
             loop.call_soon_threadsafe(hosts.stop)
             hosts.tell()
         if time.monotonic() > deadline and not hosts.stopped:
-            _leave(grace_s)
+            _leave(hosts, f"what was being computed did not end within {grace_s:g} s")
 
 
-def _leave(grace_s: float) -> None:
-    print(
-        f"stopped by SIGTERM: what was being computed did not end within {grace_s:g} s; "
-        "continue with --resume from the last checkpoint",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(EXIT_PREEMPTED)  # the main thread cannot be interrupted
+def _leave_failed(hosts: Hosts, error: Exception) -> None:
+    stopped = hosts.told()
+    if not stopped:
+        traceback.print_exception(error)
+    _leave(hosts, f"{(str(error).strip() or type(error).__name__).splitlines()[0]:.300}", stopped=stopped)
+
+
+def _leave(hosts: Hosts, reason: str, *, stopped: bool = True) -> None:
+    """End this process now, though its main thread may compute."""
+    what = f"stopped by SIGTERM: {reason}" if stopped else f"error: {reason}"
+    print(f"{what}; continue with --resume from the last checkpoint", file=sys.stderr, flush=True)
+    if hosts.count > 1 and hosts.first:
+        time.sleep(2 * POLL_S)  # with it goes the service of the others, whom JAX then aborts
+    os._exit(EXIT_PREEMPTED if stopped else EXIT_FAILED)

@@ -13,17 +13,19 @@ import time
 import pytest
 
 from lemon_jax.train.hosts import Hosts, Preempted
-from lemon_jax.train.preemption import EXIT_PREEMPTED, preemptible
+from lemon_jax.train.preemption import EXIT_FAILED, EXIT_PREEMPTED, preemptible
 
-# A computation that does not end; the process says when it has begun.
-ENDLESS = """
-import asyncio, sys, time
+PREAMBLE = """
+import asyncio, sys
 import jax
 from lemon_jax.train.hosts import Hosts, connect
 from lemon_jax.train.preemption import preemptible
 
 index, count, port = map(int, sys.argv[1:])
 hosts = connect(f"127.0.0.1:{port}", count, index) if count > 1 else Hosts()
+"""
+# A computation that does not end; the process says when it has begun.
+ENDLESS = """
 endless = jax.jit(lambda x: jax.lax.while_loop(lambda x: x < 7, lambda x: (3 * x + 1) % 7, x))
 endless = endless.lower(1).compile()
 
@@ -34,18 +36,28 @@ async def run():
 
 asyncio.run(run())
 """
+# Computations of all processes, one after another, between which nobody asks for a stop.
+TOGETHER = """
+async def run():
+    with preemptible(hosts, grace_s=1.0):
+        hosts.gather(0)
+        print("begun", flush=True)
+        while True:
+            hosts.gather(0)
+
+asyncio.run(run())
+"""
 
 
-@pytest.mark.parametrize("count", [1, 2])
-def test_a_computation_that_does_not_end_is_left(count):
-    """SIGTERM goes to the last process alone."""
+def _ended(script, count, number):
+    """How the processes of a run end, and what they say, after the last one alone got a signal."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     env = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_NUMPY", "XLA_"))}
     both = [
         subprocess.Popen(
-            [sys.executable, "-c", ENDLESS, str(index), str(count), str(port)],
+            [sys.executable, "-c", PREAMBLE + script, str(index), str(count), str(port)],
             env=env | {"JAX_PLATFORMS": "cpu"},
             text=True,
             stdout=subprocess.PIPE,
@@ -58,15 +70,36 @@ def test_a_computation_that_does_not_end_is_left(count):
             line = process.stdout.readline()
             while line and line.strip() != "begun":  # gloo prints whom it is connected to
                 line = process.stdout.readline()
-        both[-1].send_signal(signal.SIGTERM)
+        both[-1].send_signal(number)
         errors = [process.communicate(timeout=60)[1] for process in both]
     finally:
         for process in both:
             process.kill()
             process.wait()
-    for process, error in zip(both, errors, strict=True):
-        assert process.returncode == EXIT_PREEMPTED, error
+    return [process.returncode for process in both], errors
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_computation_that_does_not_end_is_left(count):
+    codes, errors = _ended(ENDLESS, count, signal.SIGTERM)
+    assert codes == [EXIT_PREEMPTED] * count, errors
+    for error in errors:
         assert "what was being computed did not end within 1 s; continue with --resume" in error
+
+
+def test_who_computes_with_a_process_that_has_left_leaves_as_it_did():
+    codes, errors = _ended(TOGETHER, 2, signal.SIGTERM)
+    assert codes == [EXIT_PREEMPTED] * 2, errors
+    for error in errors:
+        assert "stopped by SIGTERM: " in error
+
+
+def test_who_computes_with_a_process_that_was_killed_says_so_at_once():
+    codes, (error, _) = _ended(TOGETHER, 2, signal.SIGKILL)
+    assert codes == [EXIT_FAILED, -signal.SIGKILL], error
+    assert "Traceback" in error
+    assert error.splitlines()[-1].startswith("error: ")
+    assert "; continue with --resume" in error.splitlines()[-1]
 
 
 def test_what_stops_in_time_may_take_as_long_to_save_as_it_takes():
