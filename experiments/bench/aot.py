@@ -57,6 +57,7 @@ from lemon_jax.model.sharding import make_mesh
 from lemon_jax.train.config import ScaleConfig
 
 GB = 1e9
+DOUBLINGS = 5  # of the batch, at most
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,12 +180,21 @@ def bounds(m: Measured, chip: Chip) -> dict[str, float]:
     return {name: seconds for name, seconds in least.items() if not math.isnan(seconds)}
 
 
-def largest_batch(m: Measured, twice: Measured, rows: int, chip: Chip) -> str:
-    """Rows that fit if temporaries grow as they do from the workload's rows to twice as many."""
-    slope = (twice.temporaries - m.temporaries) / rows
-    if slope <= 0:
-        return f">= {2 * rows}"
-    return f"{int(rows + (chip.hbm - m.memory) / slope) // rows * rows}"
+def largest_batch(program: str, work: Workload, mesh: Mesh, console: Console) -> str:
+    """The most rows that compiled, of the workload's (which do), twice, four times as many and so on.
+
+    Not extrapolated: the worst moment of a program moves with the batch, so that memory is no line in it.
+    """
+    rows = work.rows(program)
+    for _ in range(DOUBLINGS):
+        work = replace(work, tasks=2 * work.tasks, edits=2 * work.edits)
+        try:
+            measure(program, work, mesh)
+        except jax.errors.JaxRuntimeError as error:
+            console.print(f"# {program}, {work.rows(program)} rows: does not compile: {str(error)[:400]}")
+            return f"{rows}, not {work.rows(program)}"
+        rows = work.rows(program)
+    return f">= {rows}"
 
 
 def report(console: Console, results: dict[str, tuple[Measured, str]], chip: Chip) -> None:
@@ -239,13 +249,15 @@ def _parser() -> argparse.ArgumentParser:
     add("--compute-dtype", default="bfloat16", choices=["bfloat16", "float32"], help="(bfloat16)")
     add("--programs", nargs="+", default=list(PROGRAMS), choices=PROGRAMS, help="which (all)")
     add("--layers", type=int, nargs=2, metavar="N", help="compile these two depths and extrapolate")
-    add("--batch", action="store_true", help="compile twice the tasks too, for the largest batch that fits")
+    add("--batch", action="store_true", help="compile twice the tasks and more, until they do not fit")
     add("--keep", type=Path, metavar="DIR", help="a folder for the compiled programs' text")
     return parser
 
 
 def run(args: argparse.Namespace) -> None:
     """Compile and print. Raises LemonError for a topology or a mesh that does not exist."""
+    if args.batch and args.layers:
+        raise LemonError("--batch tries what fits, with all layers; leave out --layers")
     family = args.topology.partition(":")[0]
     if family not in CHIPS:
         raise LemonError(f"--topology {args.topology}: expected one of {', '.join(CHIPS)}, then :AxB")
@@ -275,14 +287,7 @@ def run(args: argparse.Namespace) -> None:
         m = at_depth(program, work, mesh, args.layers or (), args.keep)
         fits = "-"
         if args.batch:
-            rows = work.rows(program)
-            double = replace(work, tasks=2 * work.tasks, edits=2 * work.edits)
-            try:
-                twice = at_depth(program, double, mesh, args.layers or (), args.keep)
-                fits = largest_batch(m, twice, rows, CHIPS[family])
-            except jax.errors.JaxRuntimeError as error:
-                print(f"# {program}, {2 * rows} rows: does not compile: {str(error)[:400]}", flush=True)
-                fits = f"< {2 * rows}"
+            fits = largest_batch(program, work, mesh, console)
         results[program] = (m, fits)
     report(console, results, CHIPS[family])
 
