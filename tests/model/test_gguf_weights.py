@@ -3,6 +3,7 @@
 import math
 import struct
 
+import gguf
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -199,6 +200,13 @@ def test_a_type_that_is_no_weight(sound, tmp_path):
         writer.add_tensor("t", np.ones(3, np.float64))
     with pytest.raises(LemonError, match="'t' is of the type F64"):
         GgufFile(tmp_path / "x.gguf").read("t", np.dtype(np.float32))
+
+
+def test_scales_that_are_not_finite_are_read_without_a_warning(tmp_path):
+    block = np.frombuffer(np.array(np.inf, np.float16).tobytes() + bytes(32), np.uint8)  # inf * 0
+    with gguf_writer(tmp_path / "x.gguf", "llama") as writer:
+        writer.add_tensor("t", block[None], raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    assert np.isnan(GgufFile(tmp_path / "x.gguf").read("t", np.dtype(np.float32))).all()
 
 
 @settings(max_examples=150, deadline=None)
