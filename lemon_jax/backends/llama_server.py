@@ -22,6 +22,7 @@ from lemon_jax.files import replace_file
 
 PROGRAM_VARIABLE = "LEMON_LLAMA_SERVER"
 KEY_VARIABLE = "LEMON_LLAMA_SERVER_KEY"
+STATES = "slots"  # the folder of the states of slots, beside the address file
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -54,7 +55,7 @@ def main() -> None:
 
 def _states_folder(args: argparse.Namespace) -> str:
     """Where the states of slots are written: it goes with the server's own folder."""
-    folder = args.address_file.with_name("slots")
+    folder = args.address_file.with_name(STATES)
     folder.mkdir()
     return f"{folder}{os.sep}"  # llama.cpp appends the name as it is
 
