@@ -179,7 +179,8 @@ def _load(
     from lemon_jax.bench import load
     from lemon_jax.errors import LemonError
     from lemon_jax.model.sharding import make_mesh, on_host
-    from lemon_jax.orchestrator import Orchestrator
+    from lemon_jax.orchestrator import MANIFEST_FILE, Orchestrator, read_manifest
+    from lemon_jax.train.provenance import used_otherwise
 
     mesh = None
     if scale.devices > 1 or args.distributed:
@@ -198,7 +199,10 @@ def _load(
         if dataset.banner:
             progress.note(dataset.banner)
     with contextlib.nullcontext() if mesh is None else on_host():
-        policy = Orchestrator.load(_shipped(config.policy))
+        policy = Orchestrator.load(folder := _shipped(config.policy))
+    if (folder / MANIFEST_FILE).exists():  # else a pretrained model
+        for text in used_otherwise(read_manifest(folder), config):
+            progress.note(f"warning: {text}")
     workers = worker_config(config.workers) if recorded is None else replay_workers(recorded["workers"])
     return mesh, datasets, policy, WorkerPool(workers, progress.download)
 

@@ -76,7 +76,7 @@ def config_of(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[st
     """What the run computes and how, and the manifest of the run that is resumed."""
     from lemon_jax.errors import LemonError
     from lemon_jax.train.config import RunConfig
-    from lemon_jax.train.presets import check_counts, load_preset
+    from lemon_jax.train.presets import check_counts, load_preset, without_counterfactuals
     from lemon_jax.train.run_dir import RunDir
 
     names = ["workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed"]
@@ -112,7 +112,7 @@ def config_of(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[st
     preset = Path(name) if name.endswith(".toml") else PRESETS / f"{name}.toml"
     config = replace(load_preset(preset, args.bench), **given)
     if args.no_counterfactual:
-        config = replace(config, edits_per_step=0, predicted_edits=0)
+        config = without_counterfactuals(config)
     elif "tasks_per_step" in given or "group" in given:
         # Fewer specs than the preset means to edit: every one of them is edited.
         most = max(config.specs_per_step * config.edits_per_rollout, 0)

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lemon_jax.errors import LemonError
+from lemon_jax.files import PART
 from lemon_jax.model import (
     PACKED,
     Automaton,
@@ -171,7 +172,7 @@ class Orchestrator:
     def save(self, folder: Path, manifest: dict[str, Any], *, dtype: str = "bfloat16") -> None:
         """Write a policy folder that `load` reads."""
         folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(f".{WEIGHTS_FILE}.*"):  # of a save that was killed
+        for leftover in folder.glob(f"{WEIGHTS_FILE}.*{PART}"):  # of a save that was killed
             leftover.unlink()
         (folder / (WEIGHTS_FILE + PACKED)).unlink(missing_ok=True)  # it would be read instead
         save_weights(folder / WEIGHTS_FILE, self.decoder, self.config, dtype=dtype)  # type: ignore[arg-type]

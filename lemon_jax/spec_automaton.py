@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import inspect
+import io
 import json
-import os
-import tempfile
 import zipfile
 import zlib
 from collections.abc import Collection
@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from lemon_jax.cache import cache_folder
+from lemon_jax.files import replace_file
 from lemon_jax.model import Automaton, TextTokenizer, compile_automaton
 from lemon_jax.model import automaton as compiler
 from lemon_jax.spec.grammar import byte_grammar, language_key
@@ -59,12 +60,9 @@ def _read(path: Path) -> Automaton | None:
 
 
 def _write(path: Path, automaton: Automaton) -> None:
-    """Whole or not at all: another process may read meanwhile."""
-    try:
+    """Whole or not at all: another process may read or write it meanwhile."""
+    packed = io.BytesIO()
+    np.savez_compressed(packed, **automaton._asdict())
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
-            part = Path(folder) / path.name
-            np.savez_compressed(part, **automaton._asdict())
-            os.replace(part, path)
-    except OSError:
-        return
+        replace_file(path, packed.getvalue(), several_writers=True)

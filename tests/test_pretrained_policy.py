@@ -4,11 +4,11 @@ import json
 import shutil
 from dataclasses import replace
 
-import gguf
 import jax
 import numpy as np
 import pytest
 from flax import nnx
+from gguf_files import write_qwen2
 from policy_helpers import LEARNED, TASKS, make_tokenizer, rollout
 from pretrained_policy_helpers import CHATML, write_hub_model
 from small_tokenizers import gguf_values
@@ -16,7 +16,6 @@ from small_tokenizers import gguf_values
 from lemon_jax.errors import LemonError
 from lemon_jax.model import PRESETS, Decoder, named_params, params_sha256
 from lemon_jax.model.chat_template import ChatTemplate
-from lemon_jax.model.families import places, to_file
 from lemon_jax.model.hub_save import save_pretrained
 from lemon_jax.orchestrator import MANIFEST_FILE, SEPARATOR, Orchestrator
 from lemon_jax.policy_prompt import ChatPrompt, shortened
@@ -247,35 +246,16 @@ def test_specs_are_taught_with_the_end_that_the_template_writes(policy):
 
 
 def write_gguf_policy(path, policy):
-    """The policy as llama.cpp's converter would write it: Qwen2 keeps its rows as they are."""
-    writer = gguf.GGUFWriter(path, "qwen2")
     config, params = policy.config, named_params(policy.decoder)
-    writer.add_block_count(config.num_layers)
-    writer.add_context_length(2048)
-    writer.add_embedding_length(config.embed_dim)
-    writer.add_feed_forward_length(config.mlp_dim)
-    writer.add_head_count(config.num_heads)
-    writer.add_head_count_kv(config.num_kv_heads)
-    writer.add_layer_norm_rms_eps(config.norm_eps)
-    writer.add_rope_freq_base(config.rope_theta)
     tree = json.loads(policy.tokenizer._source)
-    values = gguf_values("qwen", "qwen2", tree=tree, rows=config.vocab_size)
-    writer.add_tokenizer_model(values["model"])
-    writer.add_tokenizer_pre(values["pre"])
-    writer.add_token_list(values["tokens"])
-    writer.add_token_types(values["token_type"])
-    writer.add_token_merges(values["merges"])
-    writer.add_eos_token_id(values["eos_token_id"])
-    writer.add_pad_token_id(values["padding_token_id"])
-    writer.add_bos_token_id(values["bos_token_id"])
-    writer.add_add_bos_token(False)
-    writer.add_chat_template(CHATML)
-    for name, place in places(config).items():
-        writer.add_tensor(place.gguf, to_file(np.asarray(params[name]), place))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    write_qwen2(
+        path,
+        config,
+        {name: np.asarray(value) for name, value in params.items()},
+        tokenizer=gguf_values("qwen", "qwen2", tree=tree, rows=config.vocab_size),
+        template=CHATML,
+        context=2048,
+    )
 
 
 def test_a_gguf_file_is_the_same_policy(policy, tmp_path):

@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -27,6 +28,7 @@ from lemon_jax.train.run_dir import METRICS, RunDir
 from lemon_jax.train.simulation import seal
 from lemon_jax.train.trainer import Trainer
 
+SPENT = ("worker_tokens", "counterfactual_tokens")  # keys of a step's metrics
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 
 
@@ -76,6 +78,8 @@ class Watch:
     lab: Lab
     trainer: Trainer
     points: list[dict[str, float]] = field(default_factory=list)
+    _spent: Counter[str] = field(default_factory=Counter)  # in the steps whose lines are read
+    _read: int = 0  # bytes of them
 
     def advance(self, n: int = 1, **facts: Any) -> None:
         step = self.trainer.steps_done
@@ -83,18 +87,27 @@ class Watch:
             self.look(step)
 
     def look(self, step: int) -> None:
-        rows = self.trainer.run.read(METRICS) if step else []
+        if step:
+            self._read_on()
         policy = self.trainer.policy.with_decoder(self.trainer.decoder())
         value, invalid = self.lab.value(policy, self.trainer.config.constrained)
         self.points.append(
             {
                 "step": step,
-                "worker_tokens": sum(row["worker_tokens"] for row in rows),
-                "counterfactual_tokens": sum(row["counterfactual_tokens"] for row in rows),
+                **{key: self._spent[key] for key in SPENT},
                 "value": round(value, 6),
                 "invalid": round(invalid, 4),
             }
         )
+
+    def _read_on(self) -> None:
+        """Add what was spent since the last look: the file is read once in all, not once a look."""
+        with (self.trainer.run.path / METRICS).open("rb") as file:
+            file.seek(self._read)
+            for line in file:
+                row = json.loads(line)
+                self._spent.update({key: row[key] for key in SPENT})
+            self._read = file.tell()
 
 
 BASE = RunConfig(

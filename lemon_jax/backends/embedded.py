@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import atexit
+import contextlib
 import importlib.util
 import os
 import secrets
@@ -22,7 +23,7 @@ import httpx
 from lemon_jax.backends.concurrency import answer_all
 from lemon_jax.backends.gate import ExclusiveGate
 from lemon_jax.backends.gguf_header import read_gguf_header
-from lemon_jax.backends.llama_server import KEY_VARIABLE, PROGRAM_VARIABLE
+from lemon_jax.backends.llama_server import KEY_VARIABLE, PROGRAM_VARIABLE, STATES
 from lemon_jax.backends.model_files import Progress
 from lemon_jax.backends.openai import OpenAIBackend
 from lemon_jax.backends.slot_prompts import SlotPrompts, Waiting, prompt_text
@@ -109,13 +110,25 @@ class EmbeddedServer:
             shutil.rmtree(self._folder, ignore_errors=True)
         self._folder = None
 
-    async def save(self, slot: int, name: str) -> bool:
-        """Write the state of an idle slot to a file of this name."""
-        return await self._slot_action(slot, "save", name)
+    async def save(self, slot: int, name: str) -> int:
+        """Write the state of an idle slot to a file of this name; its bytes, 0 where that failed."""
+        folder = self._folder
+        if folder is None or not await self._slot_action(slot, "save", name):
+            return 0
+        try:
+            return (folder / STATES / name).stat().st_size
+        except OSError:
+            return 0
 
     async def restore(self, slot: int, name: str) -> bool:
         """Read a state that was saved into an idle slot."""
         return await self._slot_action(slot, "restore", name)
+
+    def remove(self, name: str) -> None:
+        """Free the space of a state that was saved."""
+        if self._folder is not None:
+            with contextlib.suppress(OSError):  # gone with the folder, or never written
+                (self._folder / STATES / name).unlink()
 
     async def _slot_action(self, slot: int, action: str, name: str) -> bool:
         """Whether the server did it. What fails here costs time, not replies: the slot computes anew."""

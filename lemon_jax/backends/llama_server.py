@@ -18,8 +18,11 @@ import time
 from pathlib import Path
 from typing import Any, NoReturn
 
+from lemon_jax.files import replace_file
+
 PROGRAM_VARIABLE = "LEMON_LLAMA_SERVER"
 KEY_VARIABLE = "LEMON_LLAMA_SERVER_KEY"
+STATES = "slots"  # the folder of the states of slots, beside the address file
 _PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
@@ -45,20 +48,14 @@ def main() -> None:
     import xllamacpp
 
     server = xllamacpp.Server(_params(xllamacpp.CommonParams(), args))
-    _write_address(args.address_file, server.listening_address)
+    replace_file(args.address_file, server.listening_address)
     while True:
         time.sleep(3600)
 
 
-def _write_address(file: Path, address: str) -> None:
-    temporary = file.with_suffix(".tmp")
-    temporary.write_text(address)
-    temporary.replace(file)
-
-
 def _states_folder(args: argparse.Namespace) -> str:
     """Where the states of slots are written: it goes with the server's own folder."""
-    folder = args.address_file.with_name("slots")
+    folder = args.address_file.with_name(STATES)
     folder.mkdir()
     return f"{folder}{os.sep}"  # llama.cpp appends the name as it is
 
@@ -75,7 +72,7 @@ def _become(program: str, args: argparse.Namespace) -> NoReturn:
         port = probe.getsockname()[1]
     key_file = args.address_file.with_name("key")  # other users can read a command line, but not this folder
     key_file.write_text(os.environ.pop(KEY_VARIABLE))
-    _write_address(args.address_file, f"http://127.0.0.1:{port}")
+    replace_file(args.address_file, f"http://127.0.0.1:{port}")
     settings = {
         "--model": args.model,
         "--host": "127.0.0.1",

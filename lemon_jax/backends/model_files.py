@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from lemon_jax.cache import cache_folder
+from lemon_jax.files import replace_file
 
 # What a download tells its caller: bytes done, bytes in all, and what is being done.
 Progress = Callable[[int, int, str], None]
@@ -83,16 +83,9 @@ def file_digest(path: Path, progress: Progress | None = None) -> str:
         pass
     digest = _hash(path, stat.st_size, progress)
     with contextlib.suppress(OSError):  # a cache that cannot be written costs only the next hashing
-        write_json(note, known | {"sha256": digest})
+        note.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(note, json.dumps(known | {"sha256": digest}), several_writers=True)
     return digest
-
-
-def write_json(path: Path, value: object) -> None:
-    """Replace a small file in one step, so that a kill leaves the old or the new one."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    temporary.write_text(json.dumps(value))
-    temporary.replace(path)
 
 
 def _hash(path: Path, size: int, progress: Progress | None) -> str:

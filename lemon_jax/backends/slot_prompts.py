@@ -22,18 +22,25 @@ from lemon_jax.backends.types import Request
 # Characters, some 80 tokens: a second of computing on two cores, against milliseconds of reading.
 _WORTH = 300
 _GATHER_S = 0.05  # until calls that are asked for together have all been noted; one takes seconds
-_FILES = 32  # some 10 to 20 MB each
+# Of a server's files, beside those that are being written: the one that was not used for longest makes room.
+# One takes 10 to 20 MB with the packaged models, hundreds of MB with larger models and long prompts.
+_FILES = 32
+_BYTES = 1 << 30
 
 
 class SlotFiles(Protocol):
     """A server that writes the state of an idle slot to a file and reads it into another slot."""
 
-    async def save(self, slot: int, name: str) -> bool:
-        """Whether the state was written."""
+    async def save(self, slot: int, name: str) -> int:
+        """The bytes of the state that was written; 0 where it was not."""
         ...
 
     async def restore(self, slot: int, name: str) -> bool:
         """Whether the state was read; if not, the slot may hold anything."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Free the space of a file, if there is one."""
         ...
 
 
@@ -68,7 +75,8 @@ class SlotPrompts:
         self._waiting = waiting
         self._held = [""] * slots
         self._idle = list(range(slots))  # the one that has been idle longest comes first
-        self._saved: OrderedDict[str, str] = OrderedDict()  # prompt: file, the latest used last
+        # Prompt: its file and the bytes of it; the latest used last.
+        self._saved: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._numbers = itertools.count()
         self._leaders: dict[str, asyncio.Event] = {}
         self._failed = False  # a prefill failed: then nobody waits for another one's
@@ -131,18 +139,29 @@ class SlotPrompts:
         if best is None or common(best, text) <= common(own, text) + _WORTH:
             return
         self._saved.move_to_end(best)
-        if not await self._files.restore(slot, self._saved[best]):
-            self._saved.pop(best, None)
+        saved = self._saved[best]
+        if not await self._files.restore(slot, saved[0]) and self._saved.get(best) == saved:
+            self._drop(best)
 
     async def _lead(self, text: str, slot: int, prefill: Callable[[int], Awaitable[bool]]) -> None:
         """Compute a prompt and write it to a file."""
         self._failed = not await prefill(slot)
         if not self._failed:
             name = f"{next(self._numbers)}.bin"
-            if len(self._saved) >= _FILES:
-                _, name = self._saved.popitem(last=False)  # written over
-            if await self._files.save(slot, name):
-                self._saved[text] = name
+            size = await self._files.save(slot, name)
+            if not size:
+                self._files.remove(name)  # what a full disk left of it
+                return
+            self._drop(text)
+            self._saved[text] = name, size
+            while len(self._saved) > _FILES or sum(size for _, size in self._saved.values()) > _BYTES:
+                self._drop(next(iter(self._saved)))
+
+    def _drop(self, text: str) -> None:
+        """Forget a file, if there is one of this prompt, and free its space."""
+        if text in self._saved:
+            name, _ = self._saved.pop(text)
+            self._files.remove(name)
 
 
 def prompt_text(request: Request) -> str:

@@ -10,6 +10,7 @@ import httpx
 from filelock import FileLock
 
 from lemon_jax.errors import LemonError
+from lemon_jax.files import PART, replace_file
 
 Progress = Callable[[str, int, int | None], None]  # (file name, bytes so far, bytes in all or None)
 
@@ -36,7 +37,7 @@ def fetch(
         LemonError: the whole file arrived and has another digest; it is deleted, never used.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    part = target.with_name(target.name + ".part")
+    part = target.with_name(target.name + PART)
     with FileLock(target.with_name(target.name + ".lock")):  # two runs that start together
         if target.exists() and sha256_of(target) == sha256:
             return
@@ -82,7 +83,7 @@ def fetch_members(
         LemonError: what arrived is no such archive, lacks a file, or holds one with another digest.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    part = folder / f"{url.rpartition('/')[2]}.part"
+    part = folder / f"{url.rpartition('/')[2]}{PART}"
     with FileLock(part.with_suffix(".lock")):
         members = [m for m in members if not m.target.exists() or sha256_of(m.target) != m.sha256]
         if not members:  # another run has brought them meanwhile
@@ -115,9 +116,7 @@ def _extract(url: str, archive: Path, members: Sequence[Member]) -> None:
                         f"{url}: SHA-256 of {member.name} is {found}, expected {member.sha256}; {advice}"
                     )
                 member.target.parent.mkdir(parents=True, exist_ok=True)
-                part = member.target.with_name(member.target.name + ".part")
-                part.write_bytes(content)
-                part.replace(member.target)
+                replace_file(member.target, content)
     except (tarfile.TarError, EOFError) as error:
         raise LemonError(f"{url}: not a tar archive ({error}); {advice}") from error
     except KeyError as error:
@@ -157,4 +156,4 @@ def _stream(url: str, part: Path, on_progress: Progress | None, timeout_s: float
                 file.write(chunk)
                 done += len(chunk)
                 if on_progress:
-                    on_progress(part.name.removesuffix(".part"), done, total)
+                    on_progress(part.name.removesuffix(PART), done, total)

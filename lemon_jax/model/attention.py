@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-MASKED = -1e30  # finite, so that a row which sees nothing gives a number that nobody reads, not a NaN
+from lemon_jax.model.layout import MASKED
+
 BLOCK = 64  # query slots at a time: their scores then stay in a core's cache
 
 

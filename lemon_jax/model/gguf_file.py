@@ -61,7 +61,9 @@ class GgufFile:
         for start in range(0, rows, step):
             part = raw[start : start + step]
             try:
-                numbers = gguf.quants.dequantize(part, tensor.kind)
+                # A damaged file may have infinite scales: numbers like any other, and no warning about them.
+                with np.errstate(invalid="ignore", over="ignore"):
+                    numbers = gguf.quants.dequantize(part, tensor.kind)
             except NotImplementedError as error:
                 raise self._fault(f"{name!r:.80} is of the type {tensor.kind.name}, no weight's") from error
             out[start : start + step] = numbers.astype(dtype)

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from lemon_jax.model.support import FORBIDDEN
+from lemon_jax.model.layout import MASKED
 
 BLOCK_LOGITS = 1 << 22  # of a block of the vocabulary: 16 MiB in fp32
 
@@ -57,7 +57,7 @@ def head_gradients(
         if support is not None:
             class_J = jax.lax.dynamic_slice_in_dim(support.class_V, start, block)
             allowed_JxN = jnp.take(support.allowed_NxC.T, class_J, axis=0, mode="clip")
-            logits_JxN = jnp.where(allowed_JxN, logits_JxN, FORBIDDEN)
+            logits_JxN = jnp.where(allowed_JxN, logits_JxN, MASKED)
         chosen_JxN = (row_J[:, None] == token_N[None]).astype(jnp.float32)
         gradient_JxN = given_N[None] * (chosen_JxN - jnp.exp(logits_JxN - log_total_N[None]))
         of_head_JxD = (gradient_JxN @ hidden32_NxD).astype(head_VxD.dtype)

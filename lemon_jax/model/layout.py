@@ -15,6 +15,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
+# What stands in place of a score or a logit that does not count. Finite: a row in which nothing counts gives
+# numbers that nobody reads and a gradient, where minus infinity would give NaN.
+MASKED = -1e30
+
 
 def rope_positions(
     prompt_lengths_B: Int[Array, " batch"], slots: Int[Array, "*batch time"], prompt_slots: int

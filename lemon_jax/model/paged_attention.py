@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from lemon_jax.model.attention import MASKED
+from lemon_jax.model.layout import MASKED
 
 # One (keys, values) pair a layer, each [P, K, C, E].
 Pages = tuple[tuple[Array, Array], ...]

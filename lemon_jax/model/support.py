@@ -14,8 +14,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from lemon_jax.model.automaton import Automaton
-
-FORBIDDEN = -1e30  # finite, so that no gradient is NaN
+from lemon_jax.model.layout import MASKED
 
 
 class Place(NamedTuple):
@@ -65,9 +64,9 @@ def allowed_classes(automaton: Automaton, place: Place) -> Bool[Array, "*shape c
 def mask_logits(
     automaton: Automaton, place: Place, logits: Float[Array, "*shape vocab"]
 ) -> Float[Array, "*shape vocab"]:
-    """The logits, `FORBIDDEN` where a token may not come; as they are where none may."""
+    """The logits, `MASKED` where a token may not come; as they are where none may."""
     classes = open_classes(automaton, place)
-    return jnp.where(jnp.take(classes, automaton.class_V, axis=-1, mode="clip"), logits, FORBIDDEN)
+    return jnp.where(jnp.take(classes, automaton.class_V, axis=-1, mode="clip"), logits, MASKED)
 
 
 def open_classes(automaton: Automaton, place: Place) -> Bool[Array, "*shape classes"]:

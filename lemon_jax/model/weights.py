@@ -6,7 +6,6 @@ import hashlib
 import json
 import lzma
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -19,6 +18,7 @@ import safetensors.numpy
 from flax import nnx
 
 from lemon_jax.errors import LemonError
+from lemon_jax.files import replace_file
 from lemon_jax.model.config import DecoderConfig
 from lemon_jax.model.decoder import Decoder
 
@@ -69,18 +69,8 @@ def save_weights(
     header = {"config": config.to_dict(), "dtype": dtype, "metadata": dict(metadata or {})}
     # One key: safetensors writes several in random order, and equal weights should be equal files.
     data = safetensors.numpy.save(arrays, metadata={HEADER_KEY: json.dumps(header, sort_keys=True)})
-    path = Path(path)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # a temporary file is private, a policy is to be shared
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    # A policy is to be shared, whatever the umask.
+    replace_file(Path(path), data, durable=True, several_writers=True, mode=0o644)
 
 
 def pack_weights(path: Path) -> Path:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from .comparison import OURS, Comparison, compare, interval_text, p_text, several_benches
@@ -50,9 +50,11 @@ def results_section(run: RunFiles, reference: str = OURS) -> str:
     head = "".join(f'<th scope="col">{esc(h)}</th>' for h in ("method", *setting))
     head += '<th scope="col" colspan="2">accuracy, 95 % interval</th>'
     head += "".join(f'<th scope="col" class="n">{esc(h)}</th>' for h in ("n", *heads))
-    body = "".join(_row(row, setting, keys, top) for row in rows)
+    marked = [{key for key, marks in top.items() if marks[i]} for i in range(len(rows))]
+    body = "".join(_row(*row, setting, keys) for row in zip(rows, marked, strict=True))
     calls = calls_line(run.summary)
-    note = "Token counts and cost are per task; bold: best accuracy, lowest cost. "
+    note = "Token counts and cost are per task; bold: best accuracy, lowest cost"
+    note += " of each bench. " if "bench" in setting_keys(rows, every=False) else ". "
     note += calls[:1].upper() + calls[1:]
     table = f'<table class="results"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>'
     table = f'<div class="scroll">{table}</div><p class="note">{esc(note)}</p>'
@@ -112,22 +114,20 @@ def facts_section(run: RunFiles) -> str:
     )
 
 
-def _row(row: Mapping[str, Any], setting: list[str], keys: list[str], top: Mapping[str, float | None]) -> str:
+def _row(row: Mapping[str, Any], marked: Collection[str], setting: list[str], keys: list[str]) -> str:
+    """`marked` are the keys of what is best."""
     accuracy = number(row.get("accuracy"))
-    strong = accuracy is not None and accuracy == top["accuracy"]
     ours = row.get("method") == OURS
     mark = interval_mark(accuracy, interval(row), strong=ours) if accuracy is not None else ""
     cells = [
         f'<th scope="row">{esc(row.get("method", "-"))}</th>',
         *(f'<td class="setting">{esc(row.get(key, "-"))}</td>' for key in setting),
-        f"<td{_bold(strong)}>{esc(accuracy_text(row))}</td><td>{mark}</td>",
+        f"<td{_bold('accuracy' in marked)}>{esc(accuracy_text(row))}</td><td>{mark}</td>",
     ]
     for key in ["n", *keys]:
         value = number(row.get(key))
         text = "-" if value is None else regret_text(row) if key == "regret_per_task" else compact(value)
-        cells.append(
-            f'<td class="n{" best" if value is not None and value == top.get(key) else ""}">{text}</td>'
-        )
+        cells.append(f'<td class="n{" best" if key in marked else ""}">{text}</td>')
     return f"<tr{' class=ours' if ours else ''}>{''.join(cells)}</tr>"
 
 

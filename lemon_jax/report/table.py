@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -22,7 +23,8 @@ Row = Mapping[str, Any]
 
 
 def results_table(summary: Mapping[str, Any], *, wide: bool = False) -> Table:
-    """The evaluation of a summary.json, one row per method; best accuracy and lowest cost are bold.
+    """The evaluation of a summary.json, one row per method; best accuracy and lowest cost of each bench are
+    bold.
 
     Fits 80 columns, or WIDE ones with the setting in each row. Values that are missing or not finite
     show as "-".
@@ -38,7 +40,7 @@ def results_table(summary: Mapping[str, Any], *, wide: bool = False) -> Table:
         caption=_caption(summary),
         caption_justify="left",
     )
-    accuracy, cost = best(rows, "accuracy", max), best(rows, "cost_per_task", min)
+    strong = {"accuracy": best(rows, "accuracy", max), "cost_per_task": best(rows, "cost_per_task", min)}
     columns = _columns(rows, setting_keys(rows, every=wide))
     for header, key, _ in columns:
         table.add_column(
@@ -46,14 +48,9 @@ def results_table(summary: Mapping[str, Any], *, wide: bool = False) -> Table:
             justify="left" if key in _TEXTS else "right",
             overflow="fold",
         )
-    for row in rows:
-        cells = []
-        for _, key, cell in columns:
-            strong = (key == "accuracy" and accuracy is not None and number(row.get(key)) == accuracy) or (
-                key == "cost_per_task" and cost is not None and number(row.get(key)) == cost
-            )
-            cells.append(Text(cell(row), style="bold" if strong else ""))
-        table.add_row(*cells)
+    for i, row in enumerate(rows):
+        marked = {key for key, marks in strong.items() if marks[i]}
+        table.add_row(*(Text(cell(row), style="bold" if key in marked else "") for _, key, cell in columns))
     return table
 
 
@@ -151,10 +148,18 @@ def interval(row: Row) -> tuple[float, float] | None:
     return None if low is None or high is None else (low, high)
 
 
-def best(rows: list[dict[str, Any]], key: str, choose: Callable[..., float]) -> float | None:
-    """The largest or smallest finite value of a column; None if one row or none has a value."""
-    values = [v for v in (number(row.get(key)) for row in rows) if v is not None]
-    return choose(values) if len(values) > 1 else None
+def best(rows: list[dict[str, Any]], key: str, choose: Callable[..., float]) -> list[bool]:
+    """Whether each row has the largest or smallest finite value of a column among the rows of its bench; none
+    has where only one row has a value: numbers of different benches are not compared.
+
+    # In: (bench a, 0.4), (a, 0.3), (b, 0.9), (b, None); max   Out: True, False, False, False
+    """
+    values: dict[str, list[float]] = {}
+    for row in rows:
+        if (value := number(row.get(key))) is not None:
+            values.setdefault(str(row.get("bench")), []).append(value)
+    top = {bench: choose(found) for bench, found in values.items() if len(found) > 1}
+    return [top.get(str(row.get("bench")), math.nan) == number(row.get(key)) for row in rows]
 
 
 def shown_faults(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:

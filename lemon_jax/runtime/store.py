@@ -16,6 +16,7 @@ from pathlib import Path
 
 from lemon_jax.backends import Reply, Request
 from lemon_jax.errors import LemonError
+from lemon_jax.files import replace_file
 
 RECORDING_FORMAT = "lemon-calls-1"
 
@@ -146,9 +147,7 @@ def write_recording(path: Path, replies: dict[str, Reply]) -> None:
         lines.append(
             json.dumps([key, r.text, r.finish, r.prompt_tokens, r.generated_tokens], ensure_ascii=False)
         )
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(lzma.compress(("\n".join(lines) + "\n").encode(), preset=9))
-    part.replace(path)
+    replace_file(path, lzma.compress(("\n".join(lines) + "\n").encode(), preset=9))
 
 
 def read_recording(path: Path) -> dict[str, Reply]:

@@ -26,7 +26,7 @@ from lemon_jax.train.evaluate import Setting, choose_tasks, evaluate, fixed
 from lemon_jax.train.hosts import Hosts
 from lemon_jax.train.optimum import Optimum
 from lemon_jax.train.prices import at_prices, policy_text
-from lemon_jax.train.provenance import SPLIT, made_of, tested
+from lemon_jax.train.provenance import SPLIT, made_of, policy_facts, tested
 from lemon_jax.train.regret import Regret
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, OTHER_CALLS, SUMMARY, TIMINGS, RunDir
 from lemon_jax.train.search import METHOD as BEST_FIXED
@@ -140,8 +140,7 @@ class Job:
                     "bench": self.config.bench,
                     "seed": self.config.seed,
                     "steps": self.config.steps,
-                    "constrained": self.config.constrained,
-                    **({"fixed_choices": sorted(self.config.fixed)} if self.config.fixed else {}),
+                    **policy_facts(self.config),
                     "config_sha256": self.config.sha256(),
                     **self._simulated(),
                 }

@@ -38,6 +38,16 @@ _COUNTS = (
     "dynamic_sampling",
     "predicted_edits",
 )
+# What only executed edits read, and what only edits do, predicted ones too (of the update).
+_OF_EDITS = (
+    "edits_per_rollout",
+    "contrast_samples",
+    "noise_gate",
+    "common_random_numbers",
+    "edit_families",
+    "edit_sampling",
+)
+_OF_CREDIT = ("counterfactual", "counterfactual_form", "tau", "normalise_spans")
 
 
 def load_preset(path: Path, bench: str) -> RunConfig:
@@ -69,8 +79,15 @@ def load_preset(path: Path, bench: str) -> RunConfig:
     return config
 
 
+def without_counterfactuals(config: RunConfig) -> RunConfig:
+    """The run by GRPO alone. What only counterfactuals read is as by default: there it says nothing."""
+    update = replace(config.update, **{name: getattr(UpdateConfig, name) for name in _OF_CREDIT})
+    others = {name: getattr(RunConfig, name) for name in _OF_EDITS}
+    return replace(config, edits_per_step=0, predicted_edits=0, update=update, **others)
+
+
 def check_counts(config: RunConfig) -> None:
-    """Raise LemonError for numbers that no run can have."""
+    """Raise LemonError for numbers that no run can have, and for options that can have no effect."""
     low = {
         "steps": 0,
         "edits_per_step": 0,
@@ -111,7 +128,7 @@ def check_counts(config: RunConfig) -> None:
             f"edit-families is {config.edit_families!r}, expected some of "
             f"{', '.join((*FAMILIES, *OPT_IN_FAMILIES))}, each once"
         )
-    faults += _contrast_faults(config) + _choice_faults(config)
+    faults += _contrast_faults(config) + _choice_faults(config) + _idle_faults(config)
     try:
         baseline_names(config.baselines)
     except LemonError as fault:
@@ -139,6 +156,34 @@ def _contrast_faults(config: RunConfig) -> list[str]:
             f"noise-gate is {config.noise_gate} with one sample of a contrast, which has no standard error; "
             "give contrast-samples = 2 or more"
         )
+    return faults
+
+
+def _idle_faults(config: RunConfig) -> list[str]:
+    """Options that are not as by default, and nothing reads them."""
+    update = config.update
+    needs: list[tuple[str, Any, RunConfig | UpdateConfig, tuple[str, ...]]] = [
+        ("edits-per-step", config.edits_per_step, config, _OF_EDITS),
+        (
+            "edits-per-step or predicted-edits",
+            config.edits_per_step or config.predicted_edits,
+            update,
+            _OF_CREDIT,
+        ),
+        ("counterfactual_form = preference", update.counterfactual_form == "preference", update, ("tau",)),
+        ("policy_loss = clipped", update.policy_loss == "clipped", update, ("clip_low", "clip_high")),
+        ("policy_loss = truncated", update.policy_loss == "truncated", update, ("truncate",)),
+        ("kl", update.kl, update, ("kl_estimator",)),
+        ("best-fixed", config.best_fixed, config, ("search_candidates",)),
+        ("lora-rank", config.lora_rank, config, ("lora_targets", "lora_alpha")),
+    ]
+    faults = []
+    for need, there, table, names in needs:
+        given = [name for name in names if getattr(table, name) != getattr(type(table), name)]
+        if given and not there:
+            spelled = [f"update.{name}" if table is update else name.replace("_", "-") for name in given]
+            verb = "has" if len(given) == 1 else "have"
+            faults.append(f"{', '.join(spelled)} without {need} {verb} no effect; give both or neither")
     return faults
 
 
@@ -189,8 +234,7 @@ def _is_price(value: Any) -> bool:
 
 def _lora_faults(config: RunConfig) -> list[str]:
     if not config.lora_rank:
-        unused = config.lora_targets != RunConfig.lora_targets
-        return ["lora-targets without lora-rank has no effect; give both or neither"] if unused else []
+        return []
     from lemon_jax.model.lora import TARGETS  # imports JAX, which reading a preset does without
 
     faults = []

@@ -7,7 +7,7 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from typing import Any
 from lemon_jax import __version__
 from lemon_jax.backends import PROGRAM_VARIABLE, WorkerPool
 from lemon_jax.bench import Dataset
+from lemon_jax.train.config import RunConfig
 
 SPLIT = "test"  # what is evaluated on
 
@@ -81,6 +82,29 @@ def _joint(datasets: Sequence[Dataset], each: dict[str, Any]) -> dict[str, Any]:
         "sha256": hashlib.sha256(digests.encode()).hexdigest(),
         "benches": each,
     }
+
+
+def policy_facts(config: RunConfig) -> dict[str, Any]:
+    """What the manifest of a trained policy says for those who use it; see `used_otherwise`."""
+    fixed = {"fixed_choices": sorted(config.fixed)} if config.fixed else {}
+    return {"constrained": config.constrained} | fixed | ({"tell_prices": True} if config.tell_prices else {})
+
+
+def used_otherwise(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
+    """In what a run uses a policy otherwise than it was trained, a line each, by its manifest.
+
+    A run is its configuration alone, so the policy's manifest changes nothing of it.
+    """
+    found = []
+    if facts.get("tell_prices") is True and not config.tell_prices:
+        found.append("the policy was trained with prices told, and this run tells none; give --tell-prices")
+    fixed = facts.get("fixed_choices")
+    if isinstance(fixed, list) and (free := sorted({*map(str, fixed)} - config.fixed)):
+        found.append(
+            f"the policy was trained without the choice of {', '.join(free)}, and this run leaves that to "
+            f'it; give fixed_choices = "{",".join(map(str, fixed))}" and constrained = true in a preset'
+        )
+    return found
 
 
 def worker_facts(pool: WorkerPool) -> dict[str, Any]:

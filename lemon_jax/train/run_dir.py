@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
-import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
@@ -14,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from lemon_jax.errors import LemonError
+from lemon_jax.files import PART, replace_file
 
 MANIFEST, METRICS, TIMINGS = "manifest.json", "metrics.jsonl", "timings.jsonl"
 EXECUTIONS, CALLS, SUMMARY = "executions.jsonl", "calls.sqlite", "summary.json"
 OTHER_CALLS = "calls-p{}.sqlite"  # of each host but the first
 AFTER_TRAINING = ("search", "eval")  # phases of executions that belong to no step
-PART = ".part"  # the ending of a file while it is written
 
 
 class RunDir:
@@ -106,7 +105,7 @@ class RunDir:
 
     def write_lines(self, name: str, rows: Iterable[dict[str, Any]]) -> None:
         """Replace a JSON-lines file by these rows, atomically."""
-        _replace(self.path / name, _json_lines(rows))
+        replace_file(self.path / name, _json_lines(rows), durable=True)
 
     def read(self, name: str) -> list[dict[str, Any]]:
         """Rows of a JSON-lines file, without a last line that a kill cut short; [] if there is no file."""
@@ -153,7 +152,8 @@ class RunDir:
             ) from error
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
-        _replace(self.path / name, json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n")
+        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+        replace_file(self.path / name, text, durable=True)
 
     def cut_back(self, step: int) -> None:
         """Forget everything after the first `step` steps, so that they can be taken again."""
@@ -175,15 +175,6 @@ def _asked(calls: Path) -> bool:
 
 def _json_lines(rows: Iterable[dict[str, Any]]) -> str:
     return "".join(json.dumps(row, ensure_ascii=False, allow_nan=False) + "\n" for row in rows)
-
-
-def _replace(path: Path, text: str) -> None:
-    part = path.with_name(path.name + PART)
-    with part.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
 
 
 class OtherHost(RunDir):

@@ -35,6 +35,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.send_response({{"/health": 200, "/props": 200 if known else 401}}.get(self.path, 404))
         self.end_headers()
 
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/slots/1?action=save":
+            Path(arguments["--slot-save-path"] + body["filename"]).write_bytes(bytes(1234))
+        self.send_response(200 if self.path == "/slots/1?action=save" else 500)
+        self.end_headers()
+
 http.server.HTTPServer((arguments["--host"], int(arguments["--port"])), Handler).serve_forever()
 """
 PARENT = """
@@ -85,6 +92,22 @@ def test_it_is_started_with_the_settings_of_the_packaged_one(program, tmp_path):
     assert key not in facts["argv"]  # other users of the machine can read a command line
     assert not {"LEMON_LLAMA_SERVER_KEY", "LEMON_LLAMA_SERVER"} & set(facts["environment"])
     assert not runs(facts["pid"])  # stopped with the server
+
+
+def test_a_saved_state_says_its_size_and_is_removed(program, tmp_path):
+    async def run():
+        async with EmbeddedServer(tmp_path / "m.gguf", slots=2, context=512, threads=1) as server:
+            states = Path(server._folder) / "slots"
+            assert await server.save(1, "0.bin") == 1234
+            assert [p.name for p in states.iterdir()] == ["0.bin"]
+            server.remove("0.bin")
+            server.remove("0.bin")  # nothing to remove is no fault
+            assert not list(states.iterdir())
+            assert await server.save(0, "1.bin") == 0
+        server.remove("1.bin")
+        assert await server.save(1, "1.bin") == 0  # it was stopped
+
+    asyncio.run(run())
 
 
 def test_it_ends_with_a_killed_parent(program, tmp_path):

@@ -21,22 +21,27 @@ class Double:
         self.files = {}
         self.computed = 0
         self.restored = 0
+        self.largest = 0  # files at once
         self.reads = reads
 
     async def save(self, slot, name):
         assert not self.busy[slot]
         await asyncio.sleep(0)
         self.files[name] = self.held[slot]
-        return True
+        self.largest = max(self.largest, len(self.files))
+        return len(self.held[slot])
 
     async def restore(self, slot, name):
         assert not self.busy[slot]
         await asyncio.sleep(0)
-        if not self.reads:
+        if not self.reads or name not in self.files:
             return False
         self.held[slot] = self.files[name]
         self.restored += 1
         return True
+
+    def remove(self, name):
+        self.files.pop(name, None)
 
     async def answer(self, slot, text):
         assert not self.busy[slot]
@@ -103,13 +108,35 @@ def test_a_file_that_cannot_be_read_costs_time_only():
     texts = [f"{ROLE}{i} question" for i in range(4)]
     double = run(texts, double=Double(4, reads=False), slots=4)
     assert double.computed > distinct(texts)
+    assert not double.files  # nobody would read it
 
 
-def test_the_least_used_file_is_written_over(monkeypatch):
-    monkeypatch.setattr("lemon_jax.backends.slot_prompts._FILES", 2)
+def test_a_file_that_cannot_be_written_leaves_nothing():
+    class Full(Double):
+        async def save(self, slot, name):
+            await super().save(slot, name)
+            return 0
+
+    double = run([f"{ROLE}{i} question" for i in range(4)], double=Full(4), slots=4)
+    assert double.largest > 0
+    assert not double.files
+
+
+@pytest.mark.parametrize(("bound", "value"), [("_FILES", 2), ("_BYTES", 1300)])
+def test_the_least_used_file_makes_room(monkeypatch, bound, value):
+    """By their number, or by their bytes: here each has 600 to 610."""
+    monkeypatch.setattr(f"lemon_jax.backends.slot_prompts.{bound}", value)
     texts = [f"{r} {'beginning ' * 60}{i}" for r in range(5) for i in range(3)]
     double = run(texts, slots=2)
     assert len(double.files) == 2
+    assert 3 <= double.largest <= 4  # by those that are being written
+
+
+def test_a_file_larger_than_all_may_be_is_not_kept(monkeypatch):
+    monkeypatch.setattr("lemon_jax.backends.slot_prompts._BYTES", 100)
+    double = run([f"{ROLE}{i} question" for i in range(4)], slots=4)
+    assert double.largest > 0
+    assert not double.files
 
 
 def test_who_waits_for_a_call_that_fails_goes_on():

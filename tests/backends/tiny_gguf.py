@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gguf
 import numpy as np
+from gguf_files import write_qwen2
 
 from lemon_jax.model.config import DecoderConfig
-from lemon_jax.model.families import places, to_file
+from lemon_jax.model.families import places
 
 CONFIG = DecoderConfig(
     vocab_size=260, embed_dim=32, num_layers=2, num_heads=4, num_kv_heads=2, head_dim=8, mlp_dim=64,
@@ -25,34 +25,23 @@ TEMPLATE = (
 
 def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
     rng = np.random.default_rng(seed)
-    writer = gguf.GGUFWriter(path, "qwen2")
-    writer.add_block_count(CONFIG.num_layers)
-    writer.add_context_length(4096)
-    writer.add_embedding_length(CONFIG.embed_dim)
-    writer.add_feed_forward_length(CONFIG.mlp_dim)
-    writer.add_head_count(CONFIG.num_heads)
-    writer.add_head_count_kv(CONFIG.num_kv_heads)
-    writer.add_layer_norm_rms_eps(CONFIG.norm_eps)
-    writer.add_rope_freq_base(CONFIG.rope_theta)
-    writer.add_tokenizer_model("gpt2")
-    writer.add_tokenizer_pre("qwen2")
-    # GPT-2's spelling of bytes, one merge (a file without merges is no byte-pair tokenizer), and symbols.
-    letters = [*_byte_letters(), "ab", *SYMBOLS]
-    writer.add_token_list(letters)
-    writer.add_token_types([1] * 257 + [3] * 3)
-    writer.add_token_merges(["a b"])
-    writer.add_eos_token_id(259)
-    writer.add_chat_template(TEMPLATE)
+    params = {}
     for name, place in places(CONFIG).items():
         if place.norm:
             parameter = 1 + 0.2 * rng.normal(size=place.shape)
         else:
             parameter = (1.0 if name in ("embed", "head") else 0.3) * rng.normal(size=place.shape)
-        writer.add_tensor(place.gguf, to_file(parameter.astype(np.float32), place))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        params[name] = parameter.astype(np.float32)
+    # GPT-2's spelling of bytes, one merge (a file without merges is no byte-pair tokenizer), and symbols.
+    tokenizer = {
+        "model": "gpt2",
+        "pre": "qwen2",
+        "tokens": [*_byte_letters(), "ab", *SYMBOLS],
+        "token_type": [1] * 257 + [3] * 3,
+        "merges": ["a b"],
+        "eos_token_id": 259,
+    }
+    write_qwen2(path, CONFIG, params, tokenizer=tokenizer, template=TEMPLATE, context=4096)
     return path
 
 

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -16,6 +17,7 @@ import lab  # noqa: E402
 import table  # noqa: E402
 
 from lemon_jax.train.presets import check_counts  # noqa: E402
+from lemon_jax.train.run_dir import METRICS, RunDir  # noqa: E402
 
 
 def curve(values, *, arm="full", seed=0, tokens=100, extra=10):
@@ -39,6 +41,27 @@ def test_changes_of_the_base_reach_the_update_too():
     config = lab.base_config("gsm8k", 7, ["group=8", "update.tau=2", "edit_sampling=uniform"])
     assert (config.bench, config.steps, config.group) == ("gsm8k", 7, 8)
     assert (config.update.tau, config.edit_sampling) == (2, "uniform")
+
+
+def test_a_point_has_all_that_was_spent_before(tmp_path):
+    run = RunDir(tmp_path)
+    config, policy = SimpleNamespace(constrained=True), SimpleNamespace(with_decoder=lambda _: None)
+    trainer = SimpleNamespace(run=run, config=config, policy=policy, decoder=lambda: None, steps_done=0)
+    watch = lab.Watch(SimpleNamespace(every=2, value=lambda *_: (1.5, 0.25)), trainer)
+    watch.look(0)
+    for step in range(5):
+        run.append(METRICS, [{"step": step, "worker_tokens": 10**step, "counterfactual_tokens": step}])
+        trainer.steps_done += 1
+        watch.advance(1, reward=0.0)
+    common = {"value": 1.5, "invalid": 0.25}
+    assert watch.points == [
+        {"step": 0, "worker_tokens": 0, "counterfactual_tokens": 0} | common,
+        {"step": 2, "worker_tokens": 11, "counterfactual_tokens": 1} | common,
+        {"step": 4, "worker_tokens": 1111, "counterfactual_tokens": 6} | common,
+    ]
+    assert [list(point) for point in watch.points] == [
+        ["step", "worker_tokens", "counterfactual_tokens", "value", "invalid"]
+    ] * 3
 
 
 def test_tokens_until_the_value_lasts():

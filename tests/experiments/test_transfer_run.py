@@ -48,7 +48,10 @@ def test_trained_on_two_benches_tested_on_two_others(policy_folder, tmp_path, ca
 
 
 def test_simulated_workers_at_told_prices(policy_folder, tmp_path, capsys):
-    """One training, evaluated at other prices: costs and regret follow them, accuracy does not."""
+    """One training, evaluated at other prices: costs and regret follow them, accuracy does not.
+
+    Whoever evaluates without telling them is told of it.
+    """
     preset = tmp_path / "p.toml"
     preset.write_text("steps = 2\nprice_tables = [[1, 3, 10], [1, 1, 1]]\ntell_prices = true\n")
     common = ("--bench", "multiarith", "--policy", policy_folder, "--workers", "simulated", *SMALL)
@@ -58,10 +61,13 @@ def test_simulated_workers_at_told_prices(policy_folder, tmp_path, capsys):
     lines = json_lines(run_dir / "executions.jsonl")
     assert {tuple(row["prices"]) for row in lines if row["phase"] == "train"} == {(1, 3, 10), (1, 1, 1)}
     rows = {}
-    for prices in ("1,3,10", "2,6,20"):
+    for prices, told in (("1,3,10", ()), ("2,6,20", ("--tell-prices",))):
         out = tmp_path / prices
-        flags = ("--steps", 0, "--prices", prices, "--out", out)
+        flags = ("--policy", run_dir / "policy", "--steps", 0, "--prices", prices, "--out", out, *told)
+        capsys.readouterr()
         assert run_main(*common, *flags) == 0
+        warned = "warning: the policy was trained with prices told" in "".join(capsys.readouterr())
+        assert warned == (not told)
         rows[prices] = {row["method"]: row for row in load_run(out).summary["eval"]}
     cheap, dear = (rows[prices]["vanilla"] for prices in ("1,3,10", "2,6,20"))
     assert (cheap["prices"], dear["prices"]) == ([1, 3, 10], [2, 6, 20])

@@ -1,7 +1,8 @@
-"""GGUF files of transformers models, written with the gguf package as llama.cpp's converter does."""
+"""GGUF files of transformers models, as llama.cpp's converter writes them."""
 
 import gguf
 import numpy as np
+from gguf_files import add_shape, gguf_writer
 from pretrained_helpers import torch
 
 QUANTISED = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1")  # what the package can write
@@ -26,29 +27,26 @@ def write_gguf(path, model, kind="F32"):
     """Write `model`'s parameters, matrices quantised to `kind`; the model then holds what the file says."""
     config, rng = model.config, np.random.default_rng(0)
     family = {"gemma3_text": "gemma3"}.get(config.model_type, config.model_type)
-    writer = gguf.GGUFWriter(path, family)
-    _keys(writer, config)
     arch = next(a for a, name in gguf.MODEL_ARCH_NAMES.items() if name == family)
     names = gguf.get_tensor_name_map(arch, config.num_hidden_layers)
     quantisation = gguf.GGMLQuantizationType[kind]
-    for name, parameter in model.named_parameters():
-        array = parameter.detach().numpy()
-        there = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if array.ndim == 1:
-            offset = 1.0 if family == "gemma3" else 0.0
-            writer.add_tensor(there, array + np.float32(offset))
-            continue
-        data = gguf.quantize(array, quantisation) if kind in QUANTISED else blocks(array.shape, kind, rng)
-        parameter.data = torch.tensor(gguf.dequantize(data, quantisation))
-        if family == "llama" and ("q_proj" in name or "k_proj" in name):
-            data = pair_rows(data, config.num_attention_heads if "q_" in name else config.num_key_value_heads)
-        writer.add_tensor(there, data, raw_dtype=None if kind in ("F32", "F16") else quantisation)
-    if config.rope_parameters.get("rope_type") == "llama3":
-        writer.add_tensor("rope_freqs.weight", llama3_divisors(model))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_writer(path, family) as writer:
+        _keys(writer, config)
+        for name, parameter in model.named_parameters():
+            array = parameter.detach().numpy()
+            there = names.get_name(name, try_suffixes=(".weight", ".bias"))
+            if array.ndim == 1:
+                offset = 1.0 if family == "gemma3" else 0.0
+                writer.add_tensor(there, array + np.float32(offset))
+                continue
+            data = gguf.quantize(array, quantisation) if kind in QUANTISED else blocks(array.shape, kind, rng)
+            parameter.data = torch.tensor(gguf.dequantize(data, quantisation))
+            if family == "llama" and ("q_proj" in name or "k_proj" in name):
+                heads = config.num_attention_heads if "q_" in name else config.num_key_value_heads
+                data = pair_rows(data, heads)
+            writer.add_tensor(there, data, raw_dtype=None if kind in ("F32", "F16") else quantisation)
+        if config.rope_parameters.get("rope_type") == "llama3":
+            writer.add_tensor("rope_freqs.weight", llama3_divisors(model))
 
 
 def pair_rows(rows, heads):
@@ -67,19 +65,22 @@ def llama3_divisors(model):
 
 
 def _keys(writer, config):
-    writer.add_block_count(config.num_hidden_layers)
-    writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(config.hidden_size)
-    writer.add_feed_forward_length(config.intermediate_size)
-    writer.add_head_count(config.num_attention_heads)
-    writer.add_head_count_kv(config.num_key_value_heads)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    rope = config.rope_parameters
+    rope = rope.get("full_attention", rope)
+    add_shape(
+        writer,
+        layers=config.num_hidden_layers,
+        context=config.max_position_embeddings,
+        width=config.hidden_size,
+        mlp=config.intermediate_size,
+        heads=config.num_attention_heads,
+        kv_heads=config.num_key_value_heads,
+        norm_eps=config.rms_norm_eps,
+        rope_theta=rope["rope_theta"],
+    )
     if config.model_type in ("qwen3", "gemma3_text"):
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
-    rope = config.rope_parameters
-    rope = rope.get("full_attention", rope)
-    writer.add_rope_freq_base(rope["rope_theta"])
     if rope["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope["factor"])

@@ -7,6 +7,7 @@ import gguf
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from gguf_files import gguf_writer
 from gguf_helpers import QUANTISED, SCALES, write_gguf
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -143,25 +144,22 @@ def test_hostile_headers(data, message, tmp_path):
 
 def write_small(path, tensors=(), drop=(), **changes):
     """The smallest llama file, changed."""
-    writer = gguf.GGUFWriter(path, changes.pop("architecture", "llama"))
+    architecture = changes.pop("architecture", "llama")
     keys = {
         "block_count": 1, "embedding_length": 4, "feed_forward_length": 4, "attention.head_count": 1,
         "attention.layer_norm_rms_epsilon": 1e-6,
     } | changes  # fmt: skip
-    for key, value in keys.items():
-        add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}.get(type(value))
-        (add or writer.add_array)(f"llama.{key}", value)
     names = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     shapes = {f"blk.0.{name}.weight": (4, 4) for name in names}
     shapes |= {"token_embd.weight": (7, 4), "output_norm.weight": (4,)}
     shapes |= {"blk.0.attn_norm.weight": (4,), "blk.0.ffn_norm.weight": (4,)} | dict(tensors)
-    for name, shape in shapes.items():
-        if name not in drop:
-            writer.add_tensor(name, np.ones(shape, np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_writer(path, architecture) as writer:
+        for key, value in keys.items():
+            add = {float: writer.add_float32, int: writer.add_uint32, str: writer.add_string}.get(type(value))
+            (add or writer.add_array)(f"llama.{key}", value)
+        for name, shape in shapes.items():
+            if name not in drop:
+                writer.add_tensor(name, np.ones(shape, np.float32))
 
 
 @pytest.mark.parametrize(
@@ -198,14 +196,17 @@ def test_files_that_are_no_such_decoder(changes, message, tmp_path):
 
 
 def test_a_type_that_is_no_weight(sound, tmp_path):
-    writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-    writer.add_tensor("t", np.ones(3, np.float64))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    with gguf_writer(tmp_path / "x.gguf", "llama") as writer:
+        writer.add_tensor("t", np.ones(3, np.float64))
     with pytest.raises(LemonError, match="'t' is of the type F64"):
         GgufFile(tmp_path / "x.gguf").read("t", np.dtype(np.float32))
+
+
+def test_scales_that_are_not_finite_are_read_without_a_warning(tmp_path):
+    block = np.frombuffer(np.array(np.inf, np.float16).tobytes() + bytes(32), np.uint8)  # inf * 0
+    with gguf_writer(tmp_path / "x.gguf", "llama") as writer:
+        writer.add_tensor("t", block[None], raw_dtype=gguf.GGMLQuantizationType.Q8_0)
+    assert np.isnan(GgufFile(tmp_path / "x.gguf").read("t", np.dtype(np.float32))).all()
 
 
 @settings(max_examples=150, deadline=None)

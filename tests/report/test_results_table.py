@@ -1,4 +1,5 @@
 import io
+import json
 import random
 import re
 
@@ -11,6 +12,7 @@ from lemon_jax.errors import LemonError
 from lemon_jax.report import compare, comparison_lines, load_run, results_table
 from lemon_jax.report.cli import print_results
 from lemon_jax.report.comparison import check_method, p_text
+from lemon_jax.report.results import results_section
 from lemon_jax.report.table import WIDE
 
 ROWS = [
@@ -130,6 +132,27 @@ def test_best_accuracy_and_lowest_cost_are_bold():
     assert "\x1b[1m42.0 % [29, 56]" in text
     assert re.search(r"\x1b\[1m +312", text)
     assert not re.search(r"\x1b\[1m *1,512", text)
+
+
+def several_benches():
+    """Rows in which the best of one bench are behind those of the other, and a bench with one row."""
+    numbers = [("a", 0.41, 11.0), ("a", 0.42, 12.0), ("b", 0.83, 103.0), ("b", 0.84, 102.0), ("c", 0.95, 1.0)]
+    return summary(
+        eval=[
+            {"bench": bench, "method": f"m{i}", "n": 50, "accuracy": accuracy, "cost_per_task": cost}
+            for i, (bench, accuracy, cost) in enumerate(numbers)
+        ]
+    )
+
+
+def test_the_best_are_those_of_each_bench(tmp_path):
+    text = render(several_benches(), width=WIDE, terminal=True)
+    assert re.findall(r"\x1b\[1m *([0-9.]+)", text) == ["11", "42.0", "84.0", "102"]
+    (tmp_path / "summary.json").write_text(json.dumps(several_benches()))
+    (tmp_path / "manifest.json").write_text("{}")
+    html = results_section(load_run(tmp_path))
+    assert re.findall(r'class="(?:n )?best">([0-9.]+)', html) == ["11", "42.0", "84.0", "102"]
+    assert "best accuracy, lowest cost of each bench." in html
 
 
 def test_where_the_replies_came_from():

@@ -1,6 +1,5 @@
 """A constrained policy from writing to update: all specs valid, one support on both sides."""
 
-import asyncio
 import json
 from dataclasses import replace
 
@@ -10,19 +9,18 @@ import numpy as np
 import numpy_grpo
 import pytest
 from flax import nnx
-from policy_helpers import TASKS, optax_promotion, untrained, workers
+from policy_helpers import TASKS, optax_promotion, untrained
+from test_trainer import _train
 
 import lemon_jax.spec_automaton as kept
 from lemon_jax.errors import LemonError
 from lemon_jax.model import Walk, completion_log_probs, trace
 from lemon_jax.orchestrator import Orchestrator
-from lemon_jax.runtime import CallStore
 from lemon_jax.spec import applicable
 from lemon_jax.train.batch import make_batch, span_tokens
 from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.losses import group_advantages
-from lemon_jax.train.run_dir import METRICS, RunDir
-from lemon_jax.train.trainer import Trainer
+from lemon_jax.train.run_dir import METRICS
 from lemon_jax.train.update import init_state, total_loss, update
 
 MAX_NEW = 120
@@ -159,16 +157,8 @@ def test_a_constrained_run_has_no_invalid_spec(policy, tmp_path):
         checkpoint_every=2,
         update=UpdateConfig(learning_rate=2e-3, temperature=1.0),
     )
-    run = RunDir.create(tmp_path / "run", {"config": config.to_dict()})
-    store = CallStore(tmp_path / "run" / "calls.sqlite")
-    with workers(store) as (executor, _, _), optax_promotion():
-        trainer = Trainer(config=config, policy=policy, tasks=TASKS, executor=executor, store=store, run=run)
-        try:
-            asyncio.run(trainer.train(type("Quiet", (), {"advance": lambda *_, **__: None})()))
-        finally:
-            trainer.close()
-            store.close()
-    metrics = [json.loads(line) for line in (run.path / METRICS).read_text().splitlines()]
+    _train(policy, tmp_path / "run", config=config)
+    metrics = [json.loads(line) for line in (tmp_path / "run" / METRICS).read_text().splitlines()]
     assert [m["invalid_rate"] for m in metrics] == [0, 0]
     assert all(m["sampling_gap"] < 1e-5 for m in metrics)
     assert all(m["grad_norm"] > 0 for m in metrics)

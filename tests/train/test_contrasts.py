@@ -273,4 +273,4 @@ def test_what_a_run_can_have():
     )
     check_counts(config)
     everything = "capacity, role, structure"
-    check_counts(replace(config, constrained=True, fixed_choices=everything, edits_per_step=0))
+    check_counts(RunConfig(bench="aqua", constrained=True, fixed_choices=everything, edits_per_step=0))

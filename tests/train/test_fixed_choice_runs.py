@@ -1,20 +1,18 @@
 """Runs without a choice: an untrained policy writes, and is edited, within the smaller language."""
 
-import asyncio
 import json
 from dataclasses import replace
 
 import jax
 import pytest
 from grammar_helpers import fixes
-from policy_helpers import TASKS, optax_promotion, untrained, workers
+from policy_helpers import TASKS, untrained
+from test_trainer import _train
 
-from lemon_jax.runtime import CallStore
 from lemon_jax.runtime.tools import ProgramResult
 from lemon_jax.spec import CHOICE_OF, CHOICES, FAMILIES, OPT_IN_FAMILIES, parse
 from lemon_jax.train.config import RunConfig, UpdateConfig
-from lemon_jax.train.run_dir import EXECUTIONS, METRICS, RunDir
-from lemon_jax.train.trainer import Trainer
+from lemon_jax.train.run_dir import EXECUTIONS, METRICS
 
 CONFIG = RunConfig(
     bench="multiarith",
@@ -59,27 +57,16 @@ def programs(monkeypatch):
     monkeypatch.setattr("lemon_jax.runtime.executor.run_program", value)
 
 
-def _train(policy, folder, config, *, steps=None, resume=False):
-    """The rows of executions.jsonl after training; `steps` stops it earlier."""
-    run = RunDir.open(folder)[0] if resume else RunDir.create(folder, {"config": config.to_dict()})
-    store = CallStore(folder / "calls.sqlite")
-    with workers(store) as (executor, _, _), optax_promotion():
-        shorter = config if steps is None else replace(config, steps=steps)
-        trainer = Trainer(config=shorter, policy=policy, tasks=TASKS, executor=executor, store=store, run=run)
-        try:
-            if resume:
-                trainer.resume()
-            asyncio.run(trainer.train(type("Quiet", (), {"advance": lambda *_, **__: None})()))
-        finally:
-            trainer.close()
-            store.close()
-    rows = (folder / EXECUTIONS).read_text(), (folder / METRICS).read_text()
-    return [[json.loads(line) for line in text.splitlines()] for text in rows]
+def _rows(folder):
+    """What a run logged: its executions and its metrics."""
+    texts = [(folder / name).read_text() for name in (EXECUTIONS, METRICS)]
+    return [[json.loads(line) for line in text.splitlines()] for text in texts]
 
 
 def test_a_run_stays_within_and_edits_only_what_it_may_choose(policy, tmp_path):
     config = replace(CONFIG, tasks_per_step=1, fixed_choices="capacity", contrast_samples=2, noise_gate=1.0)
-    rows, metrics = _train(policy, tmp_path / "run", config)
+    digest, _ = _train(policy, tmp_path / "run", config=config)
+    rows, metrics = _rows(tmp_path / "run")
     assert all(fixes(parse(row["spec"]).spec, "capacity") for row in rows)
     assert all(row["valid"] for row in rows)
     families = {row["edit"]["family"] for row in rows if "edit" in row}
@@ -90,13 +77,16 @@ def test_a_run_stays_within_and_edits_only_what_it_may_choose(policy, tmp_path):
     assert not any("capacity" in name for m in metrics for name in m)
     assert all(m["frac_contrast_gated"] >= 0 for m in metrics)
     # Stopped after a step and taken up again, it is the same run.
-    _train(policy, tmp_path / "stopped", config, steps=1)
-    assert _train(policy, tmp_path / "stopped", config, resume=True) == [rows, metrics]
+    _train(policy, tmp_path / "stopped", config=config, stop_after=1)
+    assert _train(policy, tmp_path / "stopped", config=config, resume=True) == (digest, 1)
+    assert _rows(tmp_path / "stopped") == [rows, metrics]
 
 
 def test_a_run_may_have_nothing_left_to_edit(policy, tmp_path):
     config = replace(CONFIG, steps=1, fixed_choices="capacity,role,structure")
-    rows, metrics = _train(policy, tmp_path / "run", config)
+    _train(policy, tmp_path / "run", config=config)
+    rows, metrics = _rows(tmp_path / "run")
     assert all(fixes(parse(row["spec"]).spec, name) for row in rows for name in CHOICES)
     assert metrics[0]["counterfactual_executions"] == 0
-    assert _train(policy, tmp_path / "run", config, resume=True) == [rows, metrics]
+    assert _train(policy, tmp_path / "run", config=config, resume=True)[1] == 1
+    assert _rows(tmp_path / "run") == [rows, metrics]

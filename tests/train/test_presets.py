@@ -5,7 +5,7 @@ import pytest
 
 from lemon_jax.errors import LemonError
 from lemon_jax.train.config import RunConfig
-from lemon_jax.train.presets import check_counts, load_preset
+from lemon_jax.train.presets import check_counts, load_preset, without_counterfactuals
 
 SHIPPED = Path(__file__).resolve().parents[2] / "experiments" / "presets"
 
@@ -118,6 +118,73 @@ def test_numbers_that_no_run_can_have(changes, message):
 
 def test_the_least_that_can_run():
     check_counts(replace(RunConfig(bench="aqua"), steps=0, tasks_per_step=1, group=2, edits_per_step=0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "update", "message"),
+    [
+        (
+            {"edits_per_step": 0, "contrast_samples": 2, "noise_gate": 1.0, "edits_per_rollout": 2},
+            {},
+            "edits-per-rollout, contrast-samples, noise-gate without edits-per-step have no effect",
+        ),
+        (
+            {"edits_per_step": 0, "edit_families": "lower_capacity"},
+            {},
+            "edit-families without edits-per-step",
+        ),
+        # Predicted edits are of any family, and are not executed.
+        (
+            {"edits_per_step": 0, "predicted_edits": 4, "edit_sampling": "uniform"},
+            {},
+            "edit-sampling without edits-per-step has no effect; give both or neither",
+        ),
+        ({"edits_per_step": 0, "common_random_numbers": False}, {}, "common-random-numbers without"),
+        (
+            {"edits_per_step": 0},
+            {"tau": 2.0, "counterfactual": 1.0},
+            "update.counterfactual, update.tau without edits-per-step or predicted-edits have no effect",
+        ),
+        (
+            {},
+            {"counterfactual_form": "gradient", "tau": 2.0},
+            "update.tau without counterfactual_form = pref",
+        ),
+        (
+            {},
+            {"policy_loss": "truncated", "clip_high": 0.3},
+            "update.clip_high without policy_loss = clipped",
+        ),
+        ({}, {"truncate": 3.0}, "update.truncate without policy_loss = truncated has no effect"),
+        ({}, {"kl": 0.0, "kl_estimator": "k1"}, "update.kl_estimator without kl has no effect"),
+        ({"search_candidates": 8}, {}, "search-candidates without best-fixed has no effect"),
+        ({"lora_alpha": 8.0, "lora_targets": "q"}, {}, "lora-targets, lora-alpha without lora-rank have"),
+    ],
+)
+def test_options_that_can_have_no_effect(changes, update, message):
+    base = RunConfig(bench="aqua")
+    with pytest.raises(LemonError, match=message) as fault:
+        check_counts(replace(base, **changes, update=replace(base.update, **update)))
+    assert "\n" not in str(fault.value)
+
+
+def test_the_same_options_with_what_reads_them():
+    update = {"tau": 2.0, "counterfactual": 1.0, "clip_high": 0.3, "kl_estimator": "k1"}
+    base = RunConfig(bench="aqua")
+    config = replace(
+        base,
+        contrast_samples=2,
+        noise_gate=1.0,
+        edit_sampling="uniform",
+        update=replace(base.update, **update),
+    )
+    check_counts(config)
+    check_counts(replace(base, edits_per_step=0, predicted_edits=4, update=replace(base.update, tau=2.0)))
+    # Without counterfactuals what remains is what they do not read.
+    alone = without_counterfactuals(replace(config, predicted_edits=3, group=8))
+    check_counts(alone)
+    kept = replace(base.update, clip_high=0.3, kl_estimator="k1")
+    assert alone == replace(base, edits_per_step=0, group=8, update=kept)
 
 
 def test_a_search_without_training_needs_its_own_budget():

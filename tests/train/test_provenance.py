@@ -1,15 +1,18 @@
-"""What a manifest says about the workers of a run."""
+"""What a manifest says about the workers of a run, and a policy's about its training."""
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from lemon_jax.backends import WorkerPool, worker_config
 from lemon_jax.cli import main
-from lemon_jax.train.provenance import engine_facts, worker_facts
+from lemon_jax.train.config import RunConfig
+from lemon_jax.train.provenance import engine_facts, policy_facts, used_otherwise, worker_facts
 
 
 def test_a_run_may_go_on_with_another_engine(monkeypatch):
@@ -29,3 +32,43 @@ def test_without_embedded_models_there_is_no_engine(program, tmp_path: Path, mon
     assert main([*argv, "--out", str(tmp_path / "r")]) == 0
     manifest = json.loads((tmp_path / "r" / "manifest.json").read_text())
     assert "engine" not in {*manifest, *manifest["workers"]}
+
+
+PLAIN = RunConfig(bench="aqua")
+WITHIN = replace(PLAIN, constrained=True, fixed_choices="role, capacity")
+
+
+@pytest.mark.parametrize(
+    ("trained", "used", "expected"),
+    [
+        (PLAIN, PLAIN, []),
+        (PLAIN, replace(WITHIN, tell_prices=True), []),  # what a training may begin with
+        (WITHIN, WITHIN, []),
+        (WITHIN, replace(WITHIN, fixed_choices="capacity,role,structure"), []),
+        (WITHIN, replace(WITHIN, fixed_choices="capacity"), ["without the choice of role, and this run"]),
+        (
+            WITHIN,
+            PLAIN,
+            ['choice of capacity, role, .* give fixed_choices = "capacity,role" and constrained'],
+        ),
+        (replace(PLAIN, tell_prices=True), replace(PLAIN, tell_prices=True), []),
+        (replace(PLAIN, tell_prices=True), PLAIN, ["with prices told, .* give --tell-prices"]),
+        (
+            replace(WITHIN, tell_prices=True),
+            PLAIN,
+            ["with prices told", "without the choice of capacity, role"],
+        ),
+    ],
+)
+def test_a_policy_that_is_used_otherwise_than_trained_is_told(trained, used, expected):
+    facts = json.loads(json.dumps(policy_facts(trained)))
+    found = used_otherwise(facts, used)
+    assert len(found) == len(expected)
+    for text, pattern in zip(found, expected, strict=True):
+        assert re.search(pattern, text)
+        assert "\n" not in text
+
+
+@pytest.mark.parametrize("facts", [{}, {"tell_prices": "yes"}, {"fixed_choices": "capacity"}])
+def test_a_manifest_that_does_not_say_is_no_reason_to_warn(facts):
+    assert used_otherwise(facts, PLAIN) == []

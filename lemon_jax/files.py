@@ -1,0 +1,49 @@
+"""Replace a file as a whole."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+
+PART = ".part"  # the ending of a file while it is written
+
+
+def replace_file(
+    path: Path,
+    content: bytes | str,
+    *,
+    durable: bool = False,
+    several_writers: bool = False,
+    mode: int | None = None,
+) -> None:
+    """Write `content`, a text in UTF-8, to `path`, which at any time holds the old file or the whole new one.
+
+    Beside it stands "<name>.part" meanwhile, which only a kill leaves there and the next writing replaces.
+
+    Args:
+        durable: The content is on the disk before it takes the name, so that after a loss of power too the
+            file is whole.
+        several_writers: Another process may write the same file now: the name beside it is
+            "<name>.<random>.part", and what a kill leaves stays.
+        mode: Permissions such as 0o644, whatever the umask; None: as the umask has them.
+
+    Raises:
+        OSError: it cannot be written; the old file is as it was.
+    """
+    own = f".{secrets.token_hex(4)}" if several_writers else ""
+    part = path.with_name(f"{path.name}{own}{PART}")
+    try:
+        with part.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+        if mode is not None:
+            os.chmod(part, mode)
+        os.replace(part, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            part.unlink()
+        raise
