@@ -11,7 +11,8 @@ Each file is read, dequantised, and saved in the hub's layout. Two figures come 
    decoder stays below 100 %: llama.cpp rounds activations to 8 bits, so near ties fall otherwise.
 
 With --double transformers also computes in fp64, which tells how far its own fp32 logits are from the exact
-ones: where activations are huge, both round.
+ones: where activations are huge, both round. And once more in fp64, where the output of every module alone is
+rounded to fp32: no fp32 implementation can be expected to come closer than that to the exact logits.
 
 Needs the extra `reference`, disk space for the fp32 parameters, and memory for them twice at most.
 """
@@ -108,6 +109,7 @@ def check(path: Path, args: argparse.Namespace) -> bool:
         gc.collect()
         theirs = reference(Path(folder) / "hub", sequences, double=False)
         exact = reference(Path(folder) / "hub", sequences, double=True) if args.double else []
+        rounded = reference(Path(folder) / "hub", sequences, double=True, rounded=True) if exact else []
     pairs = [
         (int(token), int(np.argmax(row[len(prompt) - 1 + i])))
         for (prompt, answer), row in zip(rows, ours, strict=True)
@@ -127,8 +129,12 @@ def check(path: Path, args: argparse.Namespace) -> bool:
     if exact:
         print(
             f"  fp64: largest difference of ours {differences(ours, exact).max():.2e}, "
-            f"of transformers' fp32 {differences(theirs, exact).max():.2e}"
+            f"of transformers' fp32 {differences(theirs, exact).max():.2e}, of fp64 with the outputs of all "
+            f"modules rounded to fp32 {differences(rounded, exact).max():.2e}"
         )
+        for at in np.flatnonzero(by_position > LIMIT):
+            three = (differences(some, exact)[at] for some in (ours, theirs, rounded))
+            print("  position {}: {:.2e}, {:.2e}, {:.2e}".format(at, *three))
     print(
         f"  llama.cpp: {agree} of {len(pairs)} next tokens agree ({100 * share:.1f} %); "
         f"at least {100 * AGREEMENT:g} %: {verdict(same)}\n",
@@ -146,8 +152,11 @@ def differences(ones: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> np.
     return np.concatenate([np.abs(a - b).max(axis=-1) for a, b in zip(ones, others, strict=True)])
 
 
-def reference(folder: Path, sequences: Sequence[list[int]], *, double: bool) -> list[np.ndarray]:
-    """Logits [T, V] of each sequence by transformers, computed in fp32 or fp64."""
+def reference(
+    folder: Path, sequences: Sequence[list[int]], *, double: bool, rounded: bool = False
+) -> list[np.ndarray]:
+    """Logits [T, V] of each sequence by transformers, computed in fp32 or fp64; with `rounded` every module's
+    output is rounded to fp32."""
     import torch
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
@@ -155,6 +164,11 @@ def reference(folder: Path, sequences: Sequence[list[int]], *, double: bool) -> 
     logging.disable_progress_bar()
     dtype = torch.float64 if double else torch.float32
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+    if rounded:
+        for module in model.modules():
+            module.register_forward_hook(
+                lambda _module, _inputs, out: out.float().to(dtype) if torch.is_tensor(out) else out
+            )
     with torch.no_grad():
         return [model(torch.tensor([tokens])).logits[0].numpy() for tokens in sequences]
 
