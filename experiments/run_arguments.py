@@ -32,7 +32,7 @@ def parse_arguments(argv: list[str] | None = None, description: str | None = Non
         "--workers",
         default=None,
         metavar="WORKERS",
-        help="embedded, simulated, scripted, or a worker file FILE.toml (embedded)",
+        help="embedded, jax, simulated, scripted, or a worker FILE.toml (embedded)",
     )
     add(
         "--policy",

@@ -1,6 +1,6 @@
 """Train the tokenizer and the warm-started policy that `checkpoints/warmstart` ships.
 
-    python experiments/sft.py --data DIR --out checkpoints/warmstart
+    python experiments/sft.py --data DIR --steps 700 --batch 16 --out checkpoints/warmstart
 
 About 25 minutes on 2 cores. Prompts are from the train splits of the benches, and problems this project
 generates; specs come from the teacher, by default the sampler of lemon_jax/train/teacher.py.
