@@ -137,18 +137,22 @@ def base_config(bench: str, steps: int, changes: Sequence[str] = ()) -> RunConfi
     return replace(BASE, **outer, update=replace(BASE.update, **inner))
 
 
+def policy_folder(policy: str) -> Path:
+    """A folder, or one of `checkpoints/` by its name."""
+    return Path(policy) if Path(policy).exists() else CHECKPOINTS / policy
+
+
 def open_lab(base: RunConfig, policy: str, *, held_out: int, every: int, data: Path | None) -> Lab:
     """Tasks, simulated workers and policy of these runs."""
     dataset = load(base.bench, protocol=base.protocol, data_dir=data)
     pool = WorkerPool(worker_config(base.workers))
     pool.world = seal((*dataset.train, *dataset.test))
-    folder = Path(policy) if Path(policy).exists() else CHECKPOINTS / policy
     return Lab(
         dataset=dataset,
         held_out=choose_tasks(dataset.test, held_out, 0),
         pool=pool,
         regret=Regret(Optimum(pool, base.reward, base.grader.extractor)),
-        policy=Orchestrator.load(folder),
+        policy=Orchestrator.load(policy_folder(policy)),
         every=every,
     )
 

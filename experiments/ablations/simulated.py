@@ -35,11 +35,18 @@ def main() -> int:
     if unknown:
         print(f"error: no arm {', '.join(unknown)}; there are {', '.join(ARMS)}", file=sys.stderr)
         return 2
-    from lab import base_config
+    from lab import base_config, policy_folder
+
+    from lemon_jax.orchestrator import read_manifest
 
     args.out.mkdir(parents=True, exist_ok=True)
     base = replace(base_config(args.bench, args.steps, args.set), policy=Path(args.policy).name)
-    setting = {"held_out": args.held_out, "every": args.every, "config": asdict(base)}
+    setting = {
+        "held_out": args.held_out,
+        "every": args.every,
+        "policy_sha256": read_manifest(policy_folder(args.policy)).get("params_sha256"),
+        "config": asdict(base),
+    }
     text, path = json.dumps(setting, indent=1) + "\n", args.out / SETTING
     if path.exists() and path.read_text(encoding="utf-8") != text:
         print(f"error: {path}: its curves have another setting; give another --out", file=sys.stderr)
@@ -92,6 +99,7 @@ def _work(queue: Any, args: argparse.Namespace, base: RunConfig) -> None:
     from lab import open_lab, run_arm
 
     from lemon_jax.compiled import compilation_cache_on_disk
+    from lemon_jax.files import replace_file
 
     with compilation_cache_on_disk():
         lab = open_lab(base, args.policy, held_out=args.held_out, every=args.every, data=args.data)
@@ -104,7 +112,7 @@ def _work(queue: Any, args: argparse.Namespace, base: RunConfig) -> None:
             with tempfile.TemporaryDirectory() as folder:
                 start = lab.start(ARMS[arm].get("policy"), seed)
                 curve = {"arm": arm, "optimum": optimum} | run_arm(lab, config, start, Path(folder) / "run")
-            _file(args.out, arm, seed).write_text(json.dumps(curve) + "\n", encoding="utf-8")
+            replace_file(_file(args.out, arm, seed), json.dumps(curve) + "\n")
             last = curve["points"][-1]
             print(
                 f"{arm:22s} seed {seed}  {last['value'] / optimum:6.1%} of the optimum after "

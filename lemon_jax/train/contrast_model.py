@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -130,11 +130,13 @@ def predicted_edits(
     count: int,
     rng: random.Random,
     executed: Iterable[Contrast] = (),
+    masked: Container[int] = (),
 ) -> list[tuple[int, Edit, float]]:
     """At most `count` edits (rollout, edit, predicted contrast) that were not executed and are more than a
-    standard error from 0, drawn evenly: of each valid rollout one, then of each another one, and so on."""
+    standard error from 0, drawn evenly: of each valid rollout one, then of each another one, and so on.
+    None of the rollouts `masked`, whose tokens the update does not count."""
     known = {(c.index, c.edit.text) for c in executed}
-    valid = [i for i, rollout in enumerate(rollouts) if rollout.valid]
+    valid = [i for i, rollout in enumerate(rollouts) if rollout.valid and i not in masked]
     made = {i: applicable(rollouts[i].parsed, families) for i in valid}
     found = [(i, edit) for i in valid for edit in made[i] if (i, edit.text) not in known]
     predicted, errors = model.predict([(_spec(rollouts[i]), edit.spec) for i, edit in found])

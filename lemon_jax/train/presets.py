@@ -221,11 +221,17 @@ def _bench_faults(config: RunConfig) -> list[str]:
 def _price_faults(config: RunConfig) -> list[str]:
     tables = [("price-tables", table) for table in config.price_tables]
     tables += [("prices", config.prices)] if config.prices else []
-    return [
+    faults = [
         f"{name} has {table!r}, expected three prices of at least 0 (small, medium, large), such as 1,3,10"
         for name, table in tables
         if not isinstance(table, tuple) or len(table) != len(CAPACITIES) or not all(map(_is_price, table))
     ]
+    if config.predicted_edits and len(config.price_tables) > 1:
+        faults.append(
+            "predicted-edits and several price-tables exclude each other: the prediction knows no prices; "
+            "give one of them"
+        )
+    return faults
 
 
 def _is_price(value: Any) -> bool:

@@ -71,21 +71,37 @@ def _bucket(length: int, buckets: Sequence[int]) -> int:
 
 
 def batches(examples: Sequence[Example], size: int, rng: random.Random) -> Iterator[list[Example]]:
-    """Endless shuffled batches, each of one padded shape."""
-    groups: dict[tuple[int, int], list[Example]] = {}
-    for e in examples:
-        shape = (_bucket(len(e.prompt), PROMPT_BUCKETS), _bucket(len(e.completion), COMPLETION_BUCKETS))
-        groups.setdefault(shape, []).append(e)
+    """Endless shuffled batches, each of one padded shape where a batch of that shape can be filled."""
+    if len(examples) < size:
+        raise LemonError(f"{len(examples)} examples do not fill one batch of {size}; use a smaller batch")
+    groups = _by_shape(examples, size)
     while True:
         epoch: list[list[Example]] = []
-        for shape in sorted(groups):
-            members = list(groups[shape])
+        for group in groups:
+            members = list(group)
             rng.shuffle(members)
             epoch += [members[i : i + size] for i in range(0, len(members) - size + 1, size)]
-        if not epoch:
-            raise LemonError(f"{len(examples)} examples do not fill one batch of {size}; use a smaller batch")
         rng.shuffle(epoch)
         yield from epoch
+
+
+def _by_shape(examples: Sequence[Example], size: int) -> list[list[Example]]:
+    """The examples of each padded shape. Fewer than a batch of them go with those of the next longer shape,
+    of the longest with those before: else they would never be trained on."""
+    shapes: dict[tuple[int, int], list[Example]] = {}
+    for e in examples:
+        shape = (_bucket(len(e.prompt), PROMPT_BUCKETS), _bucket(len(e.completion), COMPLETION_BUCKETS))
+        shapes.setdefault(shape, []).append(e)
+    groups: list[list[Example]] = []
+    waiting: list[Example] = []
+    for shape in sorted(shapes):
+        waiting = waiting + shapes[shape]
+        if len(waiting) >= size:
+            groups.append(waiting)
+            waiting = []
+    if waiting:
+        groups[-1] = groups[-1] + waiting
+    return groups
 
 
 def sft_loss(

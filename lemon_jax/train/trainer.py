@@ -223,6 +223,8 @@ class Trainer:
             self._begun = self._begin(step)
             sampling = self._begun.sample_s
         executed = await self._begun.executing
+        if self.config.overlap:  # it may have ended beside the last update: a stop is not to wait for another
+            await self.hosts.check()
         waiting = time.monotonic() - started - sampling
         self._begun = None
         outcome, group = executed.everything, self.config.group
@@ -255,13 +257,16 @@ class Trainer:
             return span_tokens(self.policy.tokenizer, outcome.rollouts[index], edit, spell)
 
         found = [(c, span) for c in known if (span := span_of(c.index, c.edit)) is not None]
+        masked = [r.masked for r in outcome.rewards]
         edits = [(c.index, span, c.difference) for c, span in found if not c.gated]
         predicted, facts = self._predict(outcome, totals, step)
         edits += [(i, span, d) for i, edit, d in predicted if (span := span_of(i, edit)) is not None]
+        if all(masked):
+            edits = []  # contrasts are weighed against the step's tokens, and no token counts
         batch = make_batch(
             outcome.rollouts,
             group_advantages(totals, self.config.group, scale=self.config.update.advantage_scale),
-            [r.masked for r in outcome.rewards],
+            masked,
             edits,
             num_edits=self.config.edits_per_step + self.config.predicted_edits,
             prompt_slots=self._prompt_slots,
@@ -315,6 +320,7 @@ class Trainer:
             config.predicted_edits,
             rng,
             executed=outcome.contrasts,
+            masked={i for i, reward in enumerate(outcome.rewards) if reward.masked},
         )
         sizes = [abs(d) for _, _, d in chosen]
         facts |= {"predicted_edits": float(len(chosen))}

@@ -178,7 +178,7 @@ def total_loss(
         )
         kl = losses.Sum(losses.aggregate(estimate, mask_BxC, config.aggregation).total, weights.policy)
     spans = _credit(log_probs_BxC, all_log_probs[num_rollouts:], batch, config, free, edited_free)
-    loss_cf = losses.Sum(spans.total, tokens).mean()
+    loss_cf = losses.Sum(spans.total, jnp.maximum(tokens, 1.0)).mean()
     loss = policy.mean() + config.kl * kl.mean() + config.counterfactual * loss_cf
     entropy = jnp.sum(jnp.where(mask_BxC, all_entropy[:num_rollouts], 0.0))
     log_ratio = jnp.where(mask_BxC, log_probs_BxC - batch.old_log_probs_BxC, 0.0)

@@ -126,6 +126,35 @@ def test_a_sigterm_keeps_the_specs_under_way(policy, straight, tmp_path):
     assert _lines(folder)[1] == _lines(straight[0])[1]
 
 
+def test_a_stop_beside_an_update_waits_for_no_other_update(policy, straight, tmp_path, monkeypatch):
+    """The next step's executions are done before the update is."""
+    folder, config = tmp_path / "run", replace(OVERLAP, checkpoint_every=9)
+    hosts, updated = Hosts(), []
+    update = trainer_module.Trainer._update
+
+    def slow(self, outcome, step):
+        updated.append(step)
+        values = update(self, outcome, step)
+        if step == 1:
+            time.sleep(0.5)  # the executions end
+            self.hosts.stop()
+        return values
+
+    monkeypatch.setattr(trainer_module.Trainer, "_update", slow)
+    store = CallStore(None)
+    with workers(store) as (executor, _, _):
+        trainer = _trainer(policy, folder, executor, store, config)
+        trainer.hosts = hosts
+        with pytest.raises(Preempted):
+            asyncio.run(trainer.train(Progress()))
+        trainer.close()
+    store.close()
+    assert updated == [0, 1]
+    digest, done = _train(policy, folder, config=config, resume=True)
+    assert done == 2
+    assert digest == straight[1]
+
+
 def test_workers_are_asked_while_the_update_computes(policy, tmp_path, monkeypatch):
     """The update waits until a worker is asked for the step after it; without overlap, for ever."""
     asked, waited = threading.Event(), []

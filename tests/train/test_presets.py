@@ -187,6 +187,13 @@ def test_the_same_options_with_what_reads_them():
     assert alone == replace(base, edits_per_step=0, group=8, update=kept)
 
 
+def test_predictions_know_no_prices():
+    tables = ((1.0, 1.0, 1.0), (1.0, 3.0, 10.0))
+    check_counts(replace(RunConfig(bench="aqua"), predicted_edits=4, price_tables=tables[:1]))
+    with pytest.raises(LemonError, match="predicted-edits and several price-tables exclude each other"):
+        check_counts(replace(RunConfig(bench="aqua"), predicted_edits=4, price_tables=tables))
+
+
 def test_a_search_without_training_needs_its_own_budget():
     check_counts(replace(RunConfig(bench="aqua"), steps=0, best_fixed=True, search_tokens=500))
     check_counts(replace(RunConfig(bench="aqua"), best_fixed=True))

@@ -1,4 +1,5 @@
 import random
+from collections import Counter
 
 import jax
 import numpy as np
@@ -50,6 +51,10 @@ def test_no_steps_leave_the_policy_as_it_was(tokenizer):
     assert params_sha256(same.decoder) == params_sha256(policy.decoder)
 
 
+def _shape(e: Example) -> tuple[int, int]:
+    return _bucket(len(e.prompt), PROMPT_BUCKETS), _bucket(len(e.completion), COMPLETION_BUCKETS)
+
+
 def _examples(count: int = 100) -> list[Example]:
     rng = random.Random(0)
     return [
@@ -59,20 +64,25 @@ def _examples(count: int = 100) -> list[Example]:
 
 
 def test_a_batch_has_one_padded_shape_and_an_epoch_repeats_nothing():
-    examples = _examples(300)
+    shapes = Counter(map(_shape, _examples(300)))
+    examples = [e for e in _examples(300) if shapes[_shape(e)] >= 8]
+    shapes = Counter(map(_shape, examples))
     stream = batches(examples, 8, random.Random(0))
-    shapes: dict[tuple[int, int], int] = {}
-    for e in examples:
-        shape = (_bucket(len(e.prompt), PROMPT_BUCKETS), _bucket(len(e.completion), COMPLETION_BUCKETS))
-        shapes[shape] = shapes.get(shape, 0) + 1
     epoch = [next(stream) for _ in range(sum(n // 8 for n in shapes.values()))]
     for batch in epoch:
         assert len(batch) == 8
-        assert len({_bucket(len(e.prompt), PROMPT_BUCKETS) for e in batch}) == 1
-        assert len({_bucket(len(e.completion), COMPLETION_BUCKETS) for e in batch}) == 1
+        assert len({_shape(e) for e in batch}) == 1
     seen = [e for batch in epoch for e in batch]
     assert len(seen) == len(set(seen))
     assert epoch != [next(stream) for _ in epoch]  # shuffled anew
+
+
+def test_shapes_that_fill_no_batch_are_trained_on_with_others():
+    """Three of the shortest shape, three of the longest, in between enough."""
+    lengths = [(1, 1)] * 3 + [(100, 100)] * 8 + [(250, 300)] * 3
+    examples = [Example(prompt=(1,) * p, completion=(i + 10,) * c) for i, (p, c) in enumerate(lengths)]
+    stream = batches(examples, 4, random.Random(0))
+    assert {e for _ in range(30) for e in next(stream)} == {*examples}
 
 
 def test_batches_depend_on_the_seed_alone():
