@@ -47,12 +47,10 @@ class Checkpoints:
     def __init__(self, folder: Path | str, hosts: Hosts | None = None):
         self.folder = folder_of(folder)
         self.hosts = hosts or Hosts()
-        try:
+        with _client_installed(self.folder):
+            # A run makes its folder when it begins: one that is resumed and has none is looked for elsewhere.
+            self.missing = self.hosts.first and "://" not in str(self.folder) and not self.folder.exists()
             halves = _halves(self.folder) if self.hosts.first else []
-        except ImportError as error:
-            raise LemonError(
-                f'{self.folder}: {error}; pip install "lemon-jax[gcs]", or give a local --checkpoint-dir'
-            ) from error
         for half in halves:
             log.warning("%s: a save that did not end; it is removed", half)
         self._checkpointer = ocp.training.Checkpointer(
@@ -167,6 +165,23 @@ class Checkpoints:
             self.wait()
         finally:
             self._checkpointer.close()
+
+
+def holds_any(folder: Path | str) -> bool:
+    """Whether a folder, or an address, holds checkpoints of some run, be they half written."""
+    place = folder_of(folder)
+    with _client_installed(place):
+        return place.exists() and any(p.name[:1].isdigit() for p in place.iterdir())
+
+
+@contextlib.contextmanager
+def _client_installed(folder: epath.Path) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise LemonError(
+            f'{folder}: {error}; pip install "lemon-jax[gcs]", or give a local --checkpoint-dir'
+        ) from error
 
 
 def _halves(folder: epath.Path) -> list[epath.Path]:

@@ -112,9 +112,14 @@ class Trainer:
         self._written: list[Rollout] | None = None  # its specs, of a checkpoint
 
     def resume(self) -> int:
-        """Load the newest readable checkpoint and cut the logs back to it; returns the steps done."""
+        """Load the newest readable checkpoint and cut the logs back to it; returns the steps done.
+
+        Raises LemonError where there is none though one must have been saved; the logs are as they were.
+        """
         restored = self._checkpoints.restore(self._state, self._sampler, self._more())
-        if restored is not None:
+        if restored is None:
+            self.hosts.on_first(self._check_none_was_saved)
+        else:
             self.steps_done, self._state, self._sampler, more = restored
             if self.config.predicted_edits:
                 self._model = ContrastModel.of(more)
@@ -125,6 +130,17 @@ class Trainer:
         self._saved = self.steps_done
         self.run.cut_back(self.steps_done)
         return self.steps_done
+
+    def _check_none_was_saved(self) -> None:
+        steps = len(self.run.read(METRICS))
+        # A step's lines come before its checkpoint, and that is whole at the latest when the next one begins:
+        # a kill may leave this many steps, and an empty folder.
+        unsaved = 0 if self._checkpoints.missing else 2 * self.config.checkpoint_every
+        if steps > unsaved:
+            raise LemonError(
+                f"{self._checkpoints.folder}: no checkpoint there, but {self.run.path / METRICS} has {steps} "
+                "steps; mount or restore that folder, or name with --checkpoint-dir where its checkpoints are"
+            )
 
     def decoder(self) -> Decoder:
         """The decoder with its present parameters, in the numerics of the run."""
