@@ -267,13 +267,15 @@ async def _execute(job: Job) -> dict[str, Any]:
     from lemon_jax.train.hosts import Preempted
 
     with compilation_cache_on_disk(), contextlib.ExitStack() as stack:
+        locked = False
         try:
             job.hosts.agree(lambda: stack.enter_context(job.run.locked()))
+            locked = True
             return await job.execute()
         except Preempted as stop:
             raise Preempted(f"continue with --resume {job.run.path}") from stop
         except LemonError:
-            if not job.resumed:
+            if locked and not job.resumed:  # else it is another process's
                 job.run.discard_unused()
             raise
 
