@@ -44,7 +44,7 @@ EXIT_DIFFERENT, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 130
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv, __doc__)
     # Imported behind the argument parser, so that --help does not wait for JAX.
-    from lemon_jax.errors import NO_ROOM, LemonError
+    from lemon_jax.errors import LemonError, fault_line
     from lemon_jax.train.hosts import Hosts, Preempted, connect
     from lemon_jax.train.preemption import EXIT_PREEMPTED
 
@@ -68,14 +68,10 @@ def main(argv: list[str] | None = None) -> int:
         if args.bench == "all":
             return run_all(args)
         return run(args, hosts) if args.replay is None else replay(args)
-    except LemonError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAULT
-    except OSError as error:
-        if error.errno not in NO_ROOM:
+    except (LemonError, OSError) as error:
+        if (line := fault_line(error)) is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror}; make room and go on with --resume", file=sys.stderr)
+        print(f"error: {line}", file=sys.stderr)
         return EXIT_FAULT
     except Preempted as stop:
         print(f"stopped by SIGTERM: {stop}", file=sys.stderr)
@@ -107,7 +103,7 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
         if is_simulated(pool):
             pool.world = seal(task for d in datasets.values() for task in (*d.train, *d.test))
             progress.note(SIMULATED_WARNING)
-        recording = _recording(args, datasets, simulated=is_simulated(pool))
+        recording = hosts.agree(lambda: _recording(args, datasets, simulated=is_simulated(pool)))
         if recording:
             size, how = f"{len(recording):,}", "may serve this run (--fresh ignores them)"
             how = "serve this replay, and no worker" if recorded else how

@@ -47,11 +47,9 @@ class Checkpoints:
     def __init__(self, folder: Path | str, hosts: Hosts | None = None):
         self.folder = folder_of(folder)
         self.hosts = hosts or Hosts()
-        with _client_installed(self.folder):
-            # A run makes its folder when it begins: one that is resumed and has none is looked for elsewhere.
-            self.missing = self.hosts.first and "://" not in str(self.folder) and not self.folder.exists()
-            halves = _halves(self.folder) if self.hosts.first else []
-        for half in halves:
+        # A run makes its folder when it begins: one that is resumed and has none is looked for elsewhere.
+        self.missing = "://" not in str(self.folder) and not self.folder.exists()
+        for half in self.hosts.agree(lambda: _halves(self.folder) if self.hosts.first else []):
             log.warning("%s: a save that did not end; it is removed", half)
         self._checkpointer = ocp.training.Checkpointer(
             self.folder,
@@ -189,8 +187,9 @@ def _halves(folder: epath.Path) -> list[epath.Path]:
     an address, where a folder cannot be renamed, a last file says that it is."""
     if "://" not in str(folder):
         return sorted(folder.glob("*.orbax-checkpoint-tmp*"))
-    steps = [p for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []
-    return sorted(p for p in steps if not (p / "commit_success.txt").exists())
+    with _client_installed(folder):
+        steps = [p for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []
+        return sorted(p for p in steps if not (p / "commit_success.txt").exists())
 
 
 def folder_of(path: Path | str) -> epath.Path:
