@@ -157,6 +157,12 @@ class Checkpoints:
             reason = str(error).strip().splitlines()
             return [], None, reason[0][:160] if reason else type(error).__name__
 
+    def unmake(self) -> None:
+        """Remove the folder if this has made it, so that it is missed again next time."""
+        if self.missing:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+
     def close(self) -> None:
         """Wait for what was saved, and let go of the folder. Raises as `save`."""
         try:

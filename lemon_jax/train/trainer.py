@@ -137,6 +137,7 @@ class Trainer:
         # a kill may leave this many steps, and an empty folder.
         unsaved = 0 if self._checkpoints.missing else 2 * self.config.checkpoint_every
         if steps > unsaved:
+            self._checkpoints.unmake()
             raise LemonError(
                 f"{self._checkpoints.folder}: no checkpoint there, but {self.run.path / METRICS} has {steps} "
                 "steps; mount or restore that folder, or name with --checkpoint-dir where its checkpoints are"
