@@ -36,13 +36,15 @@ if TYPE_CHECKING:
 
 # Of a manifest: the same in all processes, and when a run is resumed.
 MADE_OF = ("policy_sha256", "tokenizer_sha256", "chat_template_sha256", "data", "workers")
+# Flags that go with --resume.
+OF_A_RESUME = ("data", "fresh", "allow_unsandboxed", "mesh", "accumulate", "remat", "checkpoint_dir")
 EXIT_DIFFERENT, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv, __doc__)
     # Imported behind the argument parser, so that --help does not wait for JAX.
-    from lemon_jax.errors import NO_ROOM, LemonError
+    from lemon_jax.errors import LemonError, fault_line
     from lemon_jax.train.hosts import Hosts, Preempted, connect
     from lemon_jax.train.preemption import EXIT_PREEMPTED
 
@@ -66,21 +68,17 @@ def main(argv: list[str] | None = None) -> int:
         if args.bench == "all":
             return run_all(args)
         return run(args, hosts) if args.replay is None else replay(args)
-    except LemonError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return EXIT_FAULT
-    except OSError as error:
-        if error.errno not in NO_ROOM:
+    except (LemonError, OSError) as error:
+        if (line := fault_line(error)) is None:
             raise
-        where = f"{error.filename}: " if error.filename else ""
-        print(f"error: {where}{error.strerror}; make room and go on with --resume", file=sys.stderr)
+        print(f"error: {line}", file=sys.stderr)
         return EXIT_FAULT
     except Preempted as stop:
         print(f"stopped by SIGTERM: {stop}", file=sys.stderr)
         return EXIT_PREEMPTED
     except KeyboardInterrupt:
         what = "stopped by SIGTERM" if terminated else "interrupted"
-        print(f"{what}; continue with --resume and the run's folder", file=sys.stderr)
+        print(f"{what}; continue with {_way_on(args)}", file=sys.stderr)
         return EXIT_PREEMPTED if terminated else EXIT_INTERRUPTED
 
 
@@ -105,7 +103,7 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
         if is_simulated(pool):
             pool.world = seal(task for d in datasets.values() for task in (*d.train, *d.test))
             progress.note(SIMULATED_WARNING)
-        recording = _recording(args, datasets, simulated=is_simulated(pool))
+        recording = hosts.agree(lambda: _recording(args, datasets, simulated=is_simulated(pool)))
         if recording:
             size, how = f"{len(recording):,}", "may serve this run (--fresh ignores them)"
             how = "serve this replay, and no worker" if recorded else how
@@ -116,7 +114,8 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
                 async with pool:
                     await hosts.run(pool.check)
                     facts = manifest(config, datasets, policy, pool, scale)
-                    facts |= {"checkpoints": args.checkpoint_dir} if args.checkpoint_dir else {}
+                    place = hosts.on_first(lambda: _checkpoints(args, earlier))
+                    facts |= {"checkpoints": place} if place else {}
                     if recorded is not None:
                         _check_same(recorded, facts, "replay")
                     directory = _directory(args, config, hosts, facts, earlier, progress)
@@ -133,7 +132,7 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
                         scale=scale,
                         mesh=mesh,
                         hosts=hosts,
-                        checkpoints=args.checkpoint_dir or (earlier or facts).get("checkpoints"),
+                        checkpoints=place,
                     )
                     return await _execute(running), directory
 
@@ -232,6 +231,31 @@ def _directory(
     return hosts.agree(lambda: RunDir(path) if hosts.first else OtherHost(path, hosts.index, new=not earlier))
 
 
+def _checkpoints(args: argparse.Namespace, earlier: dict[str, Any] | None) -> str | None:
+    """Where the run's checkpoints lie, if not in its folder: the same from whatever folder it is resumed.
+
+    Raises LemonError where a new run would find another run's there, or a resumed one none.
+    """
+    from lemon_jax.errors import LemonError
+    from lemon_jax.train.checkpoint import folder_of, holds_any
+
+    before: str | None = (earlier or {}).get("checkpoints")
+    if args.checkpoint_dir is None:
+        return before
+    place = str(folder_of(args.checkpoint_dir))
+    if earlier is None and holds_any(place):
+        raise LemonError(
+            f"--checkpoint-dir {place}: holds the checkpoints of another run; choose another folder, or "
+            "continue that run with --resume and its folder"
+        )
+    if earlier is not None and place != before and not holds_any(place):
+        raise LemonError(
+            f"--checkpoint-dir {place}: holds no checkpoint of this run; they are in "
+            f"{before or args.resume / 'checkpoints'}: move them there first, or leave out --checkpoint-dir"
+        )
+    return place
+
+
 async def _execute(job: Job) -> dict[str, Any]:
     """The job, alone in its folder; the summary."""
     from lemon_jax.compiled import compilation_cache_on_disk
@@ -239,13 +263,15 @@ async def _execute(job: Job) -> dict[str, Any]:
     from lemon_jax.train.hosts import Preempted
 
     with compilation_cache_on_disk(), contextlib.ExitStack() as stack:
+        locked = False
         try:
             job.hosts.agree(lambda: stack.enter_context(job.run.locked()))
+            locked = True
             return await job.execute()
         except Preempted as stop:
             raise Preempted(f"continue with --resume {job.run.path}") from stop
         except LemonError:
-            if not job.resumed:
+            if locked and not job.resumed:  # else it is another process's
                 job.run.discard_unused()
             raise
 
@@ -255,6 +281,7 @@ def run_all(args: argparse.Namespace) -> int:
     from lemon_jax.backends import WorkerPool, worker_config
     from lemon_jax.errors import LemonError
     from lemon_jax.report.cli import print_results
+    from lemon_jax.train.hosts import Preempted
     from lemon_jax.train.run_dir import MANIFEST, SUMMARY, RunDir
     from lemon_jax.train.simulation import is_simulated
 
@@ -263,7 +290,7 @@ def run_all(args: argparse.Namespace) -> int:
     if args.distributed:
         raise LemonError("--distributed runs one bench at a time; name one instead of all")
     stamp = time.strftime("%Y%m%d-%H%M%S")
-    root = args.out or Path("runs") / f"all-{args.preset or 'default'}-s{args.seed or 0}-{stamp}"
+    root = args.out = args.out or Path("runs") / f"all-{args.preset or 'default'}-s{args.seed or 0}-{stamp}"
     simulated = args.workers is not None and is_simulated(WorkerPool(worker_config(args.workers)))
     summaries = []
     for bench in BENCHES:
@@ -273,18 +300,29 @@ def run_all(args: argparse.Namespace) -> int:
             continue
         if not (folder / SUMMARY).exists():
             print(f"== {bench}", file=sys.stderr)
-            one = {"bench": bench, "out": folder}
+            one: dict[str, Any] = {"bench": bench, "out": folder}
             if (folder / MANIFEST).exists():
-                kept = ("data", "fresh", "allow_unsandboxed")  # all else is in the manifest
                 resumed = vars(parse_arguments(["--resume", str(folder)]))
-                one = resumed | {k: getattr(args, k) for k in kept}
-            run(argparse.Namespace(**vars(args) | one))
+                one = resumed | {k: getattr(args, k) for k in OF_A_RESUME}  # all else is in the manifest
+            if args.checkpoint_dir:
+                one["checkpoint_dir"] = f"{args.checkpoint_dir.rstrip('/')}/{bench}"
+            try:
+                run(argparse.Namespace(**vars(args) | one))
+            except Preempted as stop:
+                raise Preempted(f"continue with {_way_on(args)}") from stop
         summaries.append(RunDir(folder).read_json(SUMMARY))
     rows = [row for summary in summaries for row in summary["eval"]]
     summary = {"bench": "all", "workers": summaries[0]["workers"], "simulated": simulated, "eval": rows}
     print_results(summary, [])
     print(f"runs: {root}")
     return 0
+
+
+def _way_on(args: argparse.Namespace) -> str:
+    """What continues a run that was stopped, or all of --bench all."""
+    if args.bench != "all":
+        return "--resume and the run's folder"
+    return f"the same command and --out {args.out}" if args.out else "the same command"
 
 
 def _shipped(name: str | Path) -> Path:

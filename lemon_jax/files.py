@@ -1,4 +1,4 @@
-"""Replace a file as a whole."""
+"""Write a file as a whole."""
 
 from __future__ import annotations
 
@@ -35,11 +35,7 @@ def replace_file(
     own = f".{secrets.token_hex(4)}" if several_writers else ""
     part = path.with_name(f"{path.name}{own}{PART}")
     try:
-        with part.open("wb") as file:
-            file.write(content.encode() if isinstance(content, str) else content)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
+        _write(part, content, durable=durable)
         if mode is not None:
             os.chmod(part, mode)
         os.replace(part, path)
@@ -47,3 +43,28 @@ def replace_file(
         with contextlib.suppress(OSError):
             part.unlink()
         raise
+
+
+def create_file(path: Path, content: str) -> None:
+    """Write a new file, durably: of several processes that do so at the same time one alone succeeds.
+
+    Beside it stands "<name>.<random>.part" meanwhile, which only a kill leaves there.
+
+    Raises:
+        FileExistsError: there is one, which is as it was.
+        OSError: it cannot be written.
+    """
+    part = path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}")
+    try:
+        _write(part, content, durable=True)
+        os.link(part, path)  # unlike a rename it replaces nothing
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _write(path: Path, content: bytes | str, *, durable: bool) -> None:
+    with path.open("wb") as file:
+        file.write(content.encode() if isinstance(content, str) else content)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())

@@ -45,7 +45,7 @@ class CallStore:
         """Open, or create, the store at `path`; None keeps it in memory.
 
         Raises:
-            LemonError: the file cannot be opened, or is something else.
+            LemonError: the file cannot be opened or written, or is something else.
         """
         self._path = path or "call store"
         self._recording = recording or {}
@@ -63,6 +63,9 @@ class CallStore:
             self._db.execute("select key, scope, recorded, reply from calls limit 0")
         except sqlite3.DatabaseError as error:
             self._db.close()
+            # The one code of an OperationalError that blames the content: a column that is not there.
+            if isinstance(error, sqlite3.OperationalError) and error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
+                raise self._unwritable(error) from error
             raise LemonError(f"{path}: not a call store ({error}); move it away and run again") from error
 
     def get(self, key: str, scope: str) -> Reply | None:
@@ -85,11 +88,17 @@ class CallStore:
         row = (key, scope, int(recorded), text)
         try:
             self._db.execute("insert or ignore into calls values (?, ?, ?, ?)", row)
-        except sqlite3.OperationalError as error:  # a full disk, most often
-            raise LemonError(
-                f"{self._path}: {error}; make room, then go on: experiments/run.py with --resume, lemon eval "
-                "with the same command"
-            ) from error
+        except sqlite3.OperationalError as error:
+            raise self._unwritable(error) from error
+
+    def _unwritable(self, error: sqlite3.OperationalError) -> LemonError:
+        """What to do about a sound store that cannot be written now: the disk is full, most often."""
+        busy = error.sqlite_errorcode & 0xFF in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+        first = "wait for the end of the process that uses it" if busy else "make room"
+        return LemonError(
+            f"{self._path}: {error}; {first}, then go on: experiments/run.py with --resume, lemon eval "
+            "with the same command"
+        )
 
     def origin(self, keys: Iterable[str]) -> dict[str, tuple[str, bool]]:
         """For each stored key: the scope that first asked for it, and whether a recording answered."""

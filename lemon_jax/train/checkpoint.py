@@ -47,13 +47,9 @@ class Checkpoints:
     def __init__(self, folder: Path | str, hosts: Hosts | None = None):
         self.folder = folder_of(folder)
         self.hosts = hosts or Hosts()
-        try:
-            halves = _halves(self.folder) if self.hosts.first else []
-        except ImportError as error:
-            raise LemonError(
-                f'{self.folder}: {error}; pip install "lemon-jax[gcs]", or give a local --checkpoint-dir'
-            ) from error
-        for half in halves:
+        # A run makes its folder when it begins: one that is resumed and has none is looked for elsewhere.
+        self.missing = "://" not in str(self.folder) and not self.folder.exists()
+        for half in self.hosts.agree(lambda: _halves(self.folder) if self.hosts.first else []):
             log.warning("%s: a save that did not end; it is removed", half)
         self._checkpointer = ocp.training.Checkpointer(
             self.folder,
@@ -161,6 +157,12 @@ class Checkpoints:
             reason = str(error).strip().splitlines()
             return [], None, reason[0][:160] if reason else type(error).__name__
 
+    def unmake(self) -> None:
+        """Remove the folder if this has made it, so that it is missed again next time."""
+        if self.missing:
+            with contextlib.suppress(OSError):
+                self.folder.rmdir()
+
     def close(self) -> None:
         """Wait for what was saved, and let go of the folder. Raises as `save`."""
         try:
@@ -169,13 +171,31 @@ class Checkpoints:
             self._checkpointer.close()
 
 
+def holds_any(folder: Path | str) -> bool:
+    """Whether a folder, or an address, holds checkpoints of some run, be they half written."""
+    place = folder_of(folder)
+    with _client_installed(place):
+        return place.exists() and any(p.name[:1].isdigit() for p in place.iterdir())
+
+
+@contextlib.contextmanager
+def _client_installed(folder: epath.Path) -> Iterator[None]:
+    try:
+        yield
+    except ImportError as error:
+        raise LemonError(
+            f'{folder}: {error}; pip install "lemon-jax[gcs]", or give a local --checkpoint-dir'
+        ) from error
+
+
 def _halves(folder: epath.Path) -> list[epath.Path]:
     """What saves that did not end have left. A local one lies under a name of its own until it is whole; at
     an address, where a folder cannot be renamed, a last file says that it is."""
     if "://" not in str(folder):
         return sorted(folder.glob("*.orbax-checkpoint-tmp*"))
-    steps = [p for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []
-    return sorted(p for p in steps if not (p / "commit_success.txt").exists())
+    with _client_installed(folder):
+        steps = [p for p in folder.iterdir() if p.name.isdigit()] if folder.exists() else []
+        return sorted(p for p in steps if not (p / "commit_success.txt").exists())
 
 
 def folder_of(path: Path | str) -> epath.Path:

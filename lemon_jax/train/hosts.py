@@ -25,13 +25,25 @@ from lemon_jax.runtime import CallStore
 from lemon_jax.train.evaluate import Scored, Work, alone
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 CHUNK = 4 << 20  # bytes of one exchange: on an accelerator they pass through its memory, once per host
 _STOP = "lemon_jax/stop"
-_ALL_STOPPED = "another process of this run was stopped"
+_OF_ALL = "lemon_jax_of_all"  # of an exception: every host raises it
 
 
 class Preempted(Exception):
     """The run was told to stop by SIGTERM, and all its hosts have stopped at the same point."""
+
+
+def of_all(error: E) -> E:
+    """Mark an exception that every host raises at the same point. One without the mark is of a host that has
+    failed alone, and for which the others would wait in vain; `preemptible` tells them apart."""
+    vars(error)[_OF_ALL] = True
+    return error
+
+
+def is_of_all(error: Exception) -> bool:
+    return isinstance(error, Preempted) or _OF_ALL in vars(error)
 
 
 @dataclass
@@ -110,9 +122,11 @@ class Hosts:
         first, *others = self.gather(dict(facts))
         for index, found in enumerate(others, start=1):
             if other := [name for name, value in first.items() if found[name] != value]:
-                raise LemonError(
-                    f"process {index} of this run has other {', '.join(other)} than process 0; give all "
-                    "the same data, policy and worker file"
+                raise of_all(
+                    LemonError(
+                        f"process {index} of this run has other {', '.join(other)} than process 0; give all "
+                        "the same data, policy and worker file"
+                    )
                 )
 
     async def run(self, work: Callable[[], Coroutine[Any, Any, T]]) -> list[T]:
@@ -168,9 +182,9 @@ class Hosts:
         """Bring all hosts' call stores to the same calls."""
         if self.count == 1:
             return
-        for index, rows in enumerate(self.gather(store.rows(after=self._sent))):
-            if index != self.index:
-                store.add(rows)
+        parts = self.gather(store.rows(after=self._sent))
+        others = [row for index, rows in enumerate(parts) if index != self.index for row in rows]
+        self.agree(lambda: store.add(others))
         self._sent = store.last_row()
 
     async def _stoppable(self, work: Callable[[], Coroutine[Any, Any, T]]) -> T | None:
@@ -200,13 +214,14 @@ class Hosts:
         reason = None if mine.error is None else str(mine.error) or type(mine.error).__name__
         outcomes = self.gather((mine.value if reason is None else None, reason, self.stopping))
         if mine.error is not None:
-            raise mine.error
+            raise of_all(mine.error)
         for index, (_, other, _) in enumerate(outcomes):
             if other is not None:
-                raise LemonError(f"process {index} of this run failed: {other}")
+                raise of_all(LemonError(f"process {index} of this run failed: {other}"))
         if any(stopping for *_, stopping in outcomes):
             self.stopped = True
-            raise Preempted(_ALL_STOPPED)
+            others = "another process of this run was stopped"
+            raise Preempted(others if self.count > 1 else "the run was told to stop")
         return [value for value, *_ in outcomes]
 
 

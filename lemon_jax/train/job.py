@@ -76,9 +76,10 @@ class Job:
     async def execute(self) -> dict[str, Any]:
         """Train, evaluate, write `summary.json`; returns the summary, which is empty on other hosts."""
         started = time.monotonic()
-        store = CallStore(self.run.calls, self.recording)
+        store = self.hosts.agree(lambda: CallStore(self.run.calls, self.recording))
         try:
-            self._take_over_calls(store)
+            self.hosts.agree(lambda: self._take_over_calls(store))
+            self.hosts.sync(store)
             caller = Caller(self.pool, store)
             executor = Executor(caller, read_answer, allow_unsandboxed=self.allow_unsandboxed)
             trained = await self._train(executor, store)
@@ -87,24 +88,27 @@ class Job:
                 found = await self.hosts.run_on_first(lambda: self._search(executor, store))
                 self.hosts.sync(store)
             rows = await self._evaluate(executor, store, trained, found)
-            if not self.hosts.first:
-                return {}
-            summary = self._summary(rows, store, time.monotonic() - started)
-            summary |= {"search": found.facts()} if found else {}
-            self.run.write_json(SUMMARY, summary)
+
+            def summarise() -> dict[str, Any]:
+                if not self.hosts.first:
+                    return {}
+                summary = self._summary(rows, store, time.monotonic() - started)
+                summary |= {"search": found.facts()} if found else {}
+                self.run.write_json(SUMMARY, summary)
+                return summary
+
+            return self.hosts.agree(summarise)
         finally:
             store.close()
-        return summary
 
     def _take_over_calls(self, store: CallStore) -> None:
-        """Make this store hold what any host of this run, also of an earlier process of it, has asked."""
+        """Make the first host's store hold what hosts of earlier processes of this run have asked."""
         if self.hosts.first:
             present = {OTHER_CALLS.format(index) for index in range(1, self.hosts.count)}
             for path in sorted(self.run.path.glob(OTHER_CALLS.format("*"))):
                 if path.name not in present:
                     with contextlib.closing(CallStore(path)) as left:
                         store.add(left.rows())
-        self.hosts.sync(store)
 
     async def _train(self, executor: Executor, store: CallStore) -> Orchestrator:
         trainer = Trainer(

@@ -3,8 +3,8 @@
 A handler in Python waits until the main thread is free, which an update or a sampling that is under way keeps
 busy. So a thread of its own listens, tells the other processes, and counts the time.
 
-Where one process fails alone, the others get an error from what they compute with it. All leave at once then:
-JAX's own way out waits minutes for the others, and aborts.
+Where one process fails alone, as on a full disk, the others get an error from what they compute with it. All
+leave at once then: JAX's own way out waits minutes for the others, and aborts.
 """
 
 from __future__ import annotations
@@ -20,13 +20,16 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator
+from typing import NoReturn
 
-from lemon_jax.errors import LemonError
-from lemon_jax.train.hosts import Hosts, Preempted
+from lemon_jax.errors import fault_line
+from lemon_jax.train.hosts import Hosts, is_of_all
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: start it again
 EXIT_FAILED = 1  # as of an exception that nobody catches
+EXIT_FAULT = 2  # what the user can mend, said in one line
 GRACE_S = 20.0  # of the 30 s that clouds give; the rest is for saving
+_WAY_ON = "; continue with --resume from the last checkpoint"
 POLL_S = 0.5  # how soon a process learns that another was told to stop
 
 
@@ -36,8 +39,9 @@ def preemptible(hosts: Hosts, *, grace_s: float = GRACE_S) -> Iterator[None]:
 
     Where they have not all stopped `grace_s` seconds later, because a computation does not end, the process
     ends at once with EXIT_PREEMPTED: what was saved before stays, and the step is lost. So does one of
-    several processes that fails, with EXIT_FAILED unless one of them was told to stop: the others cannot go
-    on. Main thread only.
+    several processes that fails, since the others cannot go on: with EXIT_FAULT where the user can mend it,
+    else with EXIT_FAILED unless one of them was told to stop. What `hosts.of_all` marks is raised. Main
+    thread only.
     """
     loop = asyncio.get_running_loop()
     ours, theirs = socket.socketpair()
@@ -49,10 +53,8 @@ def preemptible(hosts: Hosts, *, grace_s: float = GRACE_S) -> Iterator[None]:
     listener.start()
     try:
         yield
-    except (LemonError, Preempted):  # all processes raise them, at the same point
-        raise
     except Exception as error:
-        if hosts.count > 1:
+        if hosts.count > 1 and not is_of_all(error):
             _leave_failed(hosts, error)
         raise
     finally:
@@ -78,20 +80,23 @@ def _listen(signals: socket.socket, loop: asyncio.AbstractEventLoop, hosts: Host
             loop.call_soon_threadsafe(hosts.stop)
             hosts.tell()
         if time.monotonic() > deadline and not hosts.stopped:
-            _leave(hosts, f"what was being computed did not end within {grace_s:g} s")
+            reason = f"what was being computed did not end within {grace_s:g} s"
+            _leave(hosts, f"stopped by SIGTERM: {reason}{_WAY_ON}", EXIT_PREEMPTED)
 
 
-def _leave_failed(hosts: Hosts, error: Exception) -> None:
-    stopped = hosts.told()
-    if not stopped:
-        traceback.print_exception(error)
-    _leave(hosts, f"{(str(error).strip() or type(error).__name__).splitlines()[0]:.300}", stopped=stopped)
+def _leave_failed(hosts: Hosts, error: Exception) -> NoReturn:
+    if (line := fault_line(error)) is not None:
+        _leave(hosts, f"error: {line}", EXIT_FAULT)
+    reason = f"{(str(error).strip() or type(error).__name__).splitlines()[0]:.300}"
+    if hosts.told():
+        _leave(hosts, f"stopped by SIGTERM: {reason}{_WAY_ON}", EXIT_PREEMPTED)
+    traceback.print_exception(error)
+    _leave(hosts, f"error: {reason}{_WAY_ON}", EXIT_FAILED)
 
 
-def _leave(hosts: Hosts, reason: str, *, stopped: bool = True) -> None:
+def _leave(hosts: Hosts, text: str, code: int) -> NoReturn:
     """End this process now, though its main thread may compute."""
-    what = f"stopped by SIGTERM: {reason}" if stopped else f"error: {reason}"
-    print(f"{what}; continue with --resume from the last checkpoint", file=sys.stderr, flush=True)
+    print(text, file=sys.stderr, flush=True)
     if hosts.count > 1 and hosts.first:
         time.sleep(2 * POLL_S)  # with it goes the service of the others, whom JAX then aborts
-    os._exit(EXIT_PREEMPTED if stopped else EXIT_FAILED)
+    os._exit(code)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import os
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from lemon_jax.errors import LemonError
-from lemon_jax.files import PART, replace_file
+from lemon_jax.files import PART, create_file, replace_file
 
 MANIFEST, METRICS, TIMINGS = "manifest.json", "metrics.jsonl", "timings.jsonl"
 EXECUTIONS, CALLS, SUMMARY = "executions.jsonl", "calls.sqlite", "summary.json"
@@ -32,17 +33,18 @@ class RunDir:
         """A new run directory. Raises LemonError if the folder holds anything already."""
         try:
             path.mkdir(parents=True, exist_ok=True)
-            # What a kill left of a manifest that was being written is nothing of use.
-            if any(p.name != f"{MANIFEST}{PART}" for p in path.iterdir()):
-                advice = f"continue that run with --resume {path}, or " if (path / MANIFEST).exists() else ""
-                raise LemonError(f"{path}: the folder is not empty; {advice}choose another --out")
-            run = cls(path)
-            run.write_json(MANIFEST, manifest)
+            # A manifest that is being written is another run's that begins there, or nothing of use.
+            others = [p for p in path.iterdir() if not p.match(f"{MANIFEST}*{PART}")]
+            with contextlib.suppress(FileExistsError):  # another run was faster
+                if not others:
+                    create_file(path / MANIFEST, _json(manifest))
+                    return cls(path)
+            advice = f"continue that run with --resume {path}, or " if (path / MANIFEST).exists() else ""
+            raise LemonError(f"{path}: the folder is not empty; {advice}choose another --out")
         except OSError as error:
             raise LemonError(
                 f"{path}: cannot write the run there ({error.strerror}); choose another --out"
             ) from error
-        return run
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunDir, dict[str, Any]]:
@@ -64,13 +66,19 @@ class RunDir:
         Raises LemonError where another process holds it.
         """
         # The manifest is written once and stays: no file of its own is left behind by a lock.
-        with (self.path / MANIFEST).open("r+b") as file:
+        manifest = self.path / MANIFEST
+        with contextlib.ExitStack() as stack:
             try:
+                file = stack.enter_context(manifest.open("r+b"))
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
+                # A run that failed at once may have removed it meanwhile, and a new one written its own.
+                held = os.path.samestat(os.fstat(file.fileno()), manifest.stat())
+            except (BlockingIOError, FileNotFoundError):
+                held = False
+            if not held:
                 raise LemonError(
                     f"{self.path}: another process is working on this run; wait for its end, or stop it"
-                ) from error
+                )
             yield
 
     @property
@@ -152,8 +160,7 @@ class RunDir:
             ) from error
 
     def write_json(self, name: str, value: dict[str, Any]) -> None:
-        text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
-        replace_file(self.path / name, text, durable=True)
+        replace_file(self.path / name, _json(value), durable=True)
 
     def cut_back(self, step: int) -> None:
         """Forget everything after the first `step` steps, so that they can be taken again."""
@@ -171,6 +178,10 @@ def _asked(calls: Path) -> bool:
             return bool(store.execute("select count(*) from calls").fetchone()[0])
     except sqlite3.OperationalError:
         return True
+
+
+def _json(value: dict[str, Any]) -> str:
+    return json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def _json_lines(rows: Iterable[dict[str, Any]]) -> str:

@@ -34,7 +34,7 @@ from lemon_jax.train.contrast_model import (
     prediction_metrics,
 )
 from lemon_jax.train.dynamic_sampling import Executed, key_of_round, sample_dynamically
-from lemon_jax.train.hosts import Hosts, Preempted
+from lemon_jax.train.hosts import Hosts, Preempted, of_all
 from lemon_jax.train.losses import group_advantages, zero_std_fraction
 from lemon_jax.train.prices import policy_text, training_texts
 from lemon_jax.train.regret import Regret
@@ -112,9 +112,14 @@ class Trainer:
         self._written: list[Rollout] | None = None  # its specs, of a checkpoint
 
     def resume(self) -> int:
-        """Load the newest readable checkpoint and cut the logs back to it; returns the steps done."""
+        """Load the newest readable checkpoint and cut the logs back to it; returns the steps done.
+
+        Raises LemonError where there is none though one must have been saved; the logs are as they were.
+        """
         restored = self._checkpoints.restore(self._state, self._sampler, self._more())
-        if restored is not None:
+        if restored is None:
+            self.hosts.on_first(self._check_none_was_saved)
+        else:
             self.steps_done, self._state, self._sampler, more = restored
             if self.config.predicted_edits:
                 self._model = ContrastModel.of(more)
@@ -123,8 +128,20 @@ class Trainer:
                 texts = [policy_text(t, self.config) for t in tasks]
                 self._written = unpack(more, self.policy, texts, self.config.group)
         self._saved = self.steps_done
-        self.run.cut_back(self.steps_done)
+        self.hosts.agree(lambda: self.run.cut_back(self.steps_done))
         return self.steps_done
+
+    def _check_none_was_saved(self) -> None:
+        steps = len(self.run.read(METRICS))
+        # A step's lines come before its checkpoint, and that is whole at the latest when the next one begins:
+        # a kill may leave this many steps, and an empty folder.
+        unsaved = 0 if self._checkpoints.missing else 2 * self.config.checkpoint_every
+        if steps > unsaved:
+            self._checkpoints.unmake()
+            raise LemonError(
+                f"{self._checkpoints.folder}: no checkpoint there, but {self.run.path / METRICS} has {steps} "
+                "steps; mount or restore that folder, or name with --checkpoint-dir where its checkpoints are"
+            )
 
     def decoder(self) -> Decoder:
         """The decoder with its present parameters, in the numerics of the run."""
@@ -291,9 +308,11 @@ class Trainer:
             passes.append({name: float(value) for name, value in values.items()})
             bad = [name for name, value in passes[-1].items() if not np.isfinite(value)]
             if bad:
-                raise LemonError(
-                    f"step {step}: {', '.join(bad)} not finite; lower update.learning_rate in the preset, "
-                    f"or resume from the checkpoint before it"
+                raise of_all(
+                    LemonError(
+                        f"step {step}: {', '.join(bad)} not finite, as it will be when resumed; start a new "
+                        "run with a lower update.learning_rate in a preset of your own (--preset FILE.toml)"
+                    )
                 )
         # The first pass sees the policy that sampled; only a later one can be clipped.
         metrics: dict[str, Any] = passes[0] | {"clip_fraction": passes[-1]["clip_fraction"]}
@@ -332,9 +351,13 @@ class Trainer:
         computes."""
         # On the host, whole: what the mesh holds in parts.
         whole = self.policy.with_decoder(self._merged())
-        if self.hosts.first:
-            digest = {"params_sha256": params_sha256(whole.decoder)}
-            whole.save(self.run.policy, manifest | digest, dtype="float32")
+
+        def save() -> None:
+            if self.hosts.first:
+                digest = {"params_sha256": params_sha256(whole.decoder)}
+                whole.save(self.run.policy, manifest | digest, dtype="float32")
+
+        self.hosts.agree(save)
         return self.policy.with_decoder(self.decoder())
 
     def _merged(self) -> Decoder:

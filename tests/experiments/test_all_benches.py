@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 
 import pytest
 from experiment_helpers import json_lines, run_main, run_script
@@ -40,6 +41,35 @@ def test_all_goes_on_where_it_was_stopped_and_ends_in_one_table(policy_folder, t
         assert {row["method"] for row in rows} == {"lemon", "vanilla"}
     code = json_lines(out / "humaneval" / "executions.jsonl")
     assert {row["agents"][0]["role"] for row in code if row["method"] == "vanilla"} == {"coder"}
+
+
+def test_all_keeps_its_flags_and_checkpoints_apart_and_says_how_to_go_on(
+    tmp_path, capsys, monkeypatch, policy_folder
+):
+    from lemon_jax.train.hosts import Preempted
+
+    seen = []
+
+    def one_run(args):
+        seen.append(args)
+        raise Preempted(f"continue with --resume {args.out}")
+
+    monkeypatch.setattr(run_script, "run", one_run)
+    out, first = tmp_path / "all", run_script.BENCHES[0]
+    flags = ("--bench", "all", "--policy", policy_folder, "--out", out, "--accumulate", 2, "--remat")
+    for address, folder in (("gs://bucket/run/", f"gs://bucket/run/{first}"), ("here", f"here/{first}")):
+        assert run_main(*flags, "--mesh", "data=1", "--checkpoint-dir", address) == 75
+        told = f"stopped by SIGTERM: continue with the same command and --out {out}\n"
+        assert capsys.readouterr().err.endswith(told)
+        (out / first).mkdir(parents=True, exist_ok=True)  # from the second time on it is resumed
+        (out / first / "manifest.json").write_text("{}")
+        assert (seen[-1].accumulate, seen[-1].remat, seen[-1].mesh) == (2, True, "data=1")
+        assert seen[-1].checkpoint_dir == folder
+    assert [args.resume for args in seen] == [None, out / first]
+
+    monkeypatch.setattr(run_script, "run", lambda _: signal.raise_signal(signal.SIGINT))
+    assert run_main(*flags) == 130
+    assert capsys.readouterr().err.endswith(f"interrupted; continue with the same command and --out {out}\n")
 
 
 @real_data

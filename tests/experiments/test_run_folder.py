@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -48,6 +49,23 @@ def test_two_resumes_of_one_run(policy_folder, tmp_path, capsys):
         assert run_main("--resume", out) == 2
         assert "another process is working on this run" in capsys.readouterr().err
     assert run_main("--resume", out) == 0
+
+
+def test_a_new_run_that_another_process_took_up_stays(policy_folder, tmp_path, capsys, monkeypatch):
+    """Between the manifest and the lock, a second process resumes it."""
+    out, create = tmp_path / "run", RunDir.create
+    with contextlib.ExitStack() as other:
+
+        def taken_up(path, facts):
+            run = create(path, facts)
+            other.enter_context(run.locked())
+            return run
+
+        monkeypatch.setattr(RunDir, "create", taken_up)
+        flags = ("--workers", "scripted", "--policy", policy_folder, "--steps", 1, "--eval-tasks", 2)
+        assert run_main("--bench", "multiarith", *flags, "--out", out) == 2
+        assert "another process is working on this run" in capsys.readouterr().err
+        assert (out / MANIFEST).exists()
 
 
 def test_an_evaluation_that_is_refused_leaves_the_others_folder_alone(tmp_path, capsys):

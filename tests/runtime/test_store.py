@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import lzma
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
@@ -104,6 +105,28 @@ def test_a_store_on_disk_outlives_its_process(tmp_path):
     assert second.origin(["k"]) == {"k": ("a", False)}
     first.close()
     second.close()
+
+
+def test_a_sound_store_that_cannot_be_written_now_is_not_to_be_moved_away(tmp_path, monkeypatch):
+    path = tmp_path / "calls.sqlite"
+    connect = sqlite3.connect
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: connect(*a, timeout=0, **k))
+    with closing(connect(path, isolation_level=None)) as other:
+        other.execute("begin exclusive")
+        with pytest.raises(
+            LemonError, match=r"calls\.sqlite: database is locked; wait for the end of"
+        ) as error:
+            CallStore(path)
+    assert "move it away" not in str(error.value)
+    # A disk without room for the table.
+    monkeypatch.setattr(sqlite3, "connect", lambda *a, **k: _full(connect(*a, **k)))
+    with pytest.raises(LemonError, match="database or disk is full; make room, then go on"):
+        CallStore(path)
+
+
+def _full(db):
+    db.execute("pragma max_page_count = 1")
+    return db
 
 
 def test_a_file_that_is_no_store(tmp_path):

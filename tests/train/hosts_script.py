@@ -21,7 +21,7 @@ from lemon_jax.train.checkpoint import Checkpoints
 from lemon_jax.train.config import UpdateConfig
 from lemon_jax.train.edit_sampler import EditSampler
 from lemon_jax.train.evaluate import Work
-from lemon_jax.train.hosts import CHUNK, Hosts, Preempted, connect
+from lemon_jax.train.hosts import CHUNK, Hosts, Preempted, connect, is_of_all
 from lemon_jax.train.preemption import preemptible
 from lemon_jax.train.update import init_state
 
@@ -54,6 +54,15 @@ def failing(hosts: Hosts) -> None:
         with pytest.raises(LemonError) as error:
             attempt()
         assert str(error.value) == (own if hosts.index == 1 else other)
+        assert is_of_all(error.value)
+    store = CallStore(None)
+    if hosts.first:
+        store.put("key", "here", Reply(text="x", finish="stop"))
+    else:
+        store._db.execute("pragma query_only = 1")  # as on a full disk
+    with pytest.raises(LemonError, match="readonly database; make room, then go on"):
+        hosts.sync(store)
+    store.close()
 
 
 def sharing(hosts: Hosts) -> None:

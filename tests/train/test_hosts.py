@@ -72,7 +72,7 @@ def test_a_stop_breaks_the_work_off_and_refuses_more():
         await asyncio.sleep(300)
         reached.append("ended")
 
-    with pytest.raises(Preempted):
+    with pytest.raises(Preempted, match=r"^the run was told to stop$"):
         asyncio.run(hosts.run(work))
     with pytest.raises(Preempted):
         asyncio.run(hosts.run(work))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import signal
 import socket
@@ -12,8 +13,10 @@ import time
 
 import pytest
 
-from lemon_jax.train.hosts import Hosts, Preempted
-from lemon_jax.train.preemption import EXIT_FAILED, EXIT_PREEMPTED, preemptible
+from lemon_jax.errors import LemonError
+from lemon_jax.train import preemption
+from lemon_jax.train.hosts import Hosts, Preempted, of_all
+from lemon_jax.train.preemption import EXIT_FAILED, EXIT_FAULT, EXIT_PREEMPTED, preemptible
 
 PREAMBLE = """
 import asyncio, sys
@@ -49,8 +52,24 @@ asyncio.run(run())
 """
 
 
-def _ended(script, count, number):
-    """How the processes of a run end, and what they say, after the last one alone got a signal."""
+# Process {alone} fails, and the other waits for it.
+ALONE = """
+from lemon_jax.errors import LemonError
+
+async def run():
+    with preemptible(hosts):
+        hosts.gather(0)
+        print("begun", flush=True)
+        if index == {alone}:
+            raise LemonError("disk full; make room")
+        hosts.gather(0)
+
+asyncio.run(run())
+"""
+
+
+def _ended(script, count, number=None):
+    """How the processes of a run end, and what they say, after the last one alone got a signal, if any."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -70,7 +89,8 @@ def _ended(script, count, number):
             line = process.stdout.readline()
             while line and line.strip() != "begun":  # gloo prints whom it is connected to
                 line = process.stdout.readline()
-        both[-1].send_signal(number)
+        if number is not None:
+            both[-1].send_signal(number)
         errors = [process.communicate(timeout=60)[1] for process in both]
     finally:
         for process in both:
@@ -100,6 +120,48 @@ def test_who_computes_with_a_process_that_was_killed_says_so_at_once():
     assert "Traceback" in error
     assert error.splitlines()[-1].startswith("error: ")
     assert "; continue with --resume" in error.splitlines()[-1]
+
+
+@pytest.mark.parametrize("alone", [0, 1])
+def test_who_fails_alone_says_so_in_a_line_and_nobody_waits(alone):
+    started = time.monotonic()
+    codes, errors = _ended(ALONE.format(alone=alone), 2)
+    assert codes[alone] == EXIT_FAULT, errors
+    assert errors[alone].splitlines()[-1] == "error: disk full; make room"
+    assert "Traceback" not in errors[alone]
+    assert codes[1 - alone] != 0
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize(
+    ("error", "left"),
+    [
+        (LemonError("gone"), ("error: gone", EXIT_FAULT)),
+        (
+            OSError(errno.ENOSPC, "No room", "calls"),
+            ("error: calls: No room; make room", EXIT_FAULT),
+        ),
+        (ValueError("bug"), ("error: bug; continue with --resume", EXIT_FAILED)),
+        (of_all(LemonError("gone")), None),
+        (of_all(ValueError("bug")), None),
+        (Preempted("stop"), None),
+    ],
+    ids=str,
+)
+def test_what_all_raise_is_raised_and_all_else_leaves(error, left, monkeypatch):
+    said = []
+    monkeypatch.setattr(preemption, "_leave", lambda _, text, code: said.append((text, code)) or sys.exit())
+
+    async def run():
+        with preemptible(Hosts(1, 2)):
+            raise error
+
+    with pytest.raises(type(error) if left is None else SystemExit):
+        asyncio.run(run())
+    assert len(said) == (left is not None)
+    if left is not None:
+        assert said[0][0].startswith(left[0])
+        assert said[0][1] == left[1]
 
 
 def test_what_stops_in_time_may_take_as_long_to_save_as_it_takes():

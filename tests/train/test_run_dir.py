@@ -1,3 +1,6 @@
+import fcntl
+import os
+
 import pytest
 
 from lemon_jax.backends import Reply
@@ -33,9 +36,41 @@ def test_only_a_run_can_be_resumed(run):
 
 
 def test_a_kill_while_the_manifest_was_written_leaves_a_new_folder(tmp_path):
-    (tmp_path / f"{MANIFEST}.part").write_text('{"con')
+    left = f"{MANIFEST}.00000000.part"
+    (tmp_path / left).write_text('{"con')
     run = RunDir.create(tmp_path, FACTS)
-    assert [p.name for p in run.path.iterdir()] == [MANIFEST]
+    assert sorted(p.name for p in run.path.iterdir()) == [MANIFEST, left]
+
+
+def test_of_runs_that_begin_in_one_folder_together_one_has_it(tmp_path, monkeypatch):
+    """The second begins after the first has found the folder empty, and before its manifest is there."""
+    link = os.link
+
+    def overtaken(part, path):
+        monkeypatch.setattr(os, "link", link)
+        RunDir.create(tmp_path, FACTS | {"number": 2})
+        link(part, path)
+
+    monkeypatch.setattr(os, "link", overtaken)
+    with pytest.raises(LemonError, match=f"not empty; continue that run with --resume {tmp_path}"):
+        RunDir.create(tmp_path, FACTS | {"number": 1})
+    assert RunDir.open(tmp_path)[1]["number"] == 2
+    assert [p.name for p in tmp_path.iterdir()] == [MANIFEST]
+
+
+@pytest.mark.parametrize("begun_anew", [False, True])
+def test_a_lock_on_a_manifest_that_was_removed_is_none(run, monkeypatch, begun_anew):
+    flock = fcntl.flock
+
+    def late(file, how):
+        run.discard_unused()
+        if begun_anew:
+            RunDir.create(run.path, FACTS)
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    with pytest.raises(LemonError, match="another process is working on this run"), run.locked():
+        pass
 
 
 def test_lines_are_replaced_as_a_whole(run):

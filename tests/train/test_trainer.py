@@ -18,6 +18,7 @@ from lemon_jax.model import params_sha256
 from lemon_jax.orchestrator import Orchestrator
 from lemon_jax.runtime import CallStore
 from lemon_jax.train.config import RunConfig, UpdateConfig
+from lemon_jax.train.hosts import is_of_all
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, TIMINGS, RunDir
 from lemon_jax.train.trainer import Trainer
 
@@ -197,6 +198,7 @@ def test_a_loss_that_is_not_finite_names_its_step(policy, tmp_path):
     diverged = Orchestrator(
         broken, policy.config, policy.tokenizer, max_prompt=policy.max_prompt, max_new=policy.max_new
     )
-    with pytest.raises(LemonError, match=r"step 0: .*not finite; lower update\.learning_rate"):
+    with pytest.raises(LemonError, match=r"step 0: .*not finite, .*lower update\.learning_rate") as error:
         _train(diverged, tmp_path / "run")
+    assert is_of_all(error.value)  # every process of a run computes it
     assert not list((tmp_path / "run" / "checkpoints").glob("[0-9]*"))
