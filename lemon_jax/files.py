@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 from pathlib import Path
+from typing import Literal
 
 PART = ".part"  # the ending of a file while it is written
+_NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)  # a file system without hard links
 
 
 def replace_file(
@@ -58,12 +61,16 @@ def create_file(path: Path, content: str) -> None:
     try:
         _write(part, content, durable=True)
         os.link(part, path)  # unlike a rename it replaces nothing
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        _write(path, content, durable=True, mode="xb")  # a kill may leave half of it
     finally:
         part.unlink(missing_ok=True)
 
 
-def _write(path: Path, content: bytes | str, *, durable: bool) -> None:
-    with path.open("wb") as file:
+def _write(path: Path, content: bytes | str, *, durable: bool, mode: Literal["wb", "xb"] = "wb") -> None:
+    with path.open(mode) as file:
         file.write(content.encode() if isinstance(content, str) else content)
         if durable:
             file.flush()

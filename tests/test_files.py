@@ -1,11 +1,12 @@
 """A file that is replaced holds the old content or the new one, and nothing is left beside it."""
 
+import errno
 import os
 import stat
 
 import pytest
 
-from lemon_jax.files import PART, replace_file
+from lemon_jax.files import PART, create_file, replace_file
 
 
 @pytest.mark.parametrize("several_writers", [False, True])
@@ -60,3 +61,18 @@ def test_permissions_are_the_umasks_or_the_ones_asked_for(tmp_path):
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.iterdir()}
     assert modes == {"own": 0o600, "shared": 0o644}
+
+
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_a_new_file_is_created_once(tmp_path, monkeypatch, hard_links):
+    def refused(*_):
+        raise OSError(errno.EPERM, "no hard links here")
+
+    if not hard_links:
+        monkeypatch.setattr(os, "link", refused)
+    path = tmp_path / "f.json"
+    create_file(path, "first\n")
+    with pytest.raises(FileExistsError):
+        create_file(path, "second\n")
+    assert path.read_text() == "first\n"
+    assert list(tmp_path.iterdir()) == [path]
