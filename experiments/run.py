@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from replay import print_verdict
 from run_arguments import BENCHES, config_of, parse_arguments
-from shipped import CALLS, CHECKPOINTS, recorded_calls
+from shipped import CALLS, CHECKPOINTS, recorded_calls, shipped_folder
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
 MADE_OF = ("policy_sha256", "tokenizer_sha256", "chat_template_sha256", "data", "workers")
 # Flags that go with --resume.
 OF_A_RESUME = ("data", "fresh", "allow_unsandboxed", "mesh", "accumulate", "remat", "checkpoint_dir")
-EXIT_DIFFERENT, EXIT_FAULT, EXIT_INTERRUPTED = 1, 2, 130
+EXIT_DIFFERENT, EXIT_INTERRUPTED = 1, 130
 
 
 def main(argv: list[str] | None = None) -> int:
     args = parse_arguments(argv, __doc__)
     # Imported behind the argument parser, so that --help does not wait for JAX.
-    from lemon_jax.errors import LemonError, fault_line
+    from lemon_jax.errors import EXIT_FAULT, LemonError, fault_line
     from lemon_jax.train.hosts import Hosts, Preempted, connect
     from lemon_jax.train.preemption import EXIT_PREEMPTED
 
@@ -152,7 +152,7 @@ def replay(args: argparse.Namespace) -> int:
 
     if args.distributed:
         raise LemonError("--replay runs in one process; leave out --distributed")
-    shipped = args.replay = _shipped(args.replay)
+    shipped = args.replay = shipped_folder(args.replay, CHECKPOINTS)
     args.out = args.out or Path("runs") / f"replay-{shipped.name}-{time.strftime('%Y%m%d-%H%M%S')}"
     try:
         run(args)
@@ -198,7 +198,7 @@ def _load(
         if dataset.banner:
             progress.note(dataset.banner)
     with contextlib.nullcontext() if mesh is None else on_host():
-        policy = Orchestrator.load(folder := _shipped(config.policy))
+        policy = Orchestrator.load(folder := shipped_folder(config.policy, CHECKPOINTS))
     if (folder / MANIFEST_FILE).exists():  # else a pretrained model
         for text in used_otherwise(read_manifest(folder), config):
             progress.note(f"warning: {text}")
@@ -323,12 +323,6 @@ def _way_on(args: argparse.Namespace) -> str:
     if args.bench != "all":
         return "--resume and the run's folder"
     return f"the same command and --out {args.out}" if args.out else "the same command"
-
-
-def _shipped(name: str | Path) -> Path:
-    """A folder in checkpoints/, by its name there, or any other one."""
-    shipped = CHECKPOINTS / name
-    return shipped if shipped.is_dir() else Path(name)
 
 
 def _recording(args: argparse.Namespace, benches: Iterable[str], *, simulated: bool) -> dict[str, Reply]:

@@ -18,6 +18,12 @@ POLICY = "policy"
 TRAINED = "trained_params_sha256"  # in the policy's manifest: of the parameters before they were rounded
 
 
+def shipped_folder(name: str | Path, folder: Path = CHECKPOINTS) -> Path:
+    """A folder in `checkpoints/`, by its name there, or any other one."""
+    shipped = folder / name
+    return shipped if shipped.is_dir() else Path(name)
+
+
 def other_calls(folder: Path, bench: str) -> Path:
     """Recorded calls of a bench that the replayable run of it did not ask for."""
     return folder / "recordings" / f"{bench}.jsonl.xz"

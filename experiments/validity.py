@@ -14,6 +14,7 @@ from pathlib import Path
 
 import jax
 from run_arguments import prices_of
+from shipped import shipped_folder
 
 from lemon_jax.bench import SOURCES, load, wilson
 from lemon_jax.errors import LemonError
@@ -21,7 +22,6 @@ from lemon_jax.orchestrator import Orchestrator
 from lemon_jax.train.config import UpdateConfig
 from lemon_jax.train.prices import with_price_line
 
-CHECKPOINTS = Path(__file__).resolve().parent.parent / "checkpoints"
 GROUP = 4
 
 
@@ -40,8 +40,7 @@ def main() -> int:
     add("--data", type=Path, default=None, help="folder of benchmark files (LEMON_DATA, cache, download)")
     args = parser.parse_args()
     try:
-        shipped = CHECKPOINTS / args.policy
-        policy = Orchestrator.load(shipped if shipped.is_dir() else Path(args.policy))
+        policy = Orchestrator.load(shipped_folder(args.policy))
         prices = None if args.prices is None else prices_of(args.prices)
         tests = [load(bench, data_dir=args.data).test for bench in args.bench]
     except LemonError as error:

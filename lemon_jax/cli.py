@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from . import __version__
-from .errors import LemonError
+from .errors import EXIT_FAULT, LemonError
 from .spec import cli as spec_cli
 
 
@@ -19,7 +19,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return args.func(args)
     except LemonError as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return EXIT_FAULT
     except KeyboardInterrupt:
         return 130  # as a shell reports a command that Ctrl-C ended
 

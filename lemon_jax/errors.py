@@ -2,6 +2,7 @@
 
 import errno
 
+EXIT_FAULT = 2  # of a program that ends with a LemonError
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of an OSError: the disk, or a share of it, is full
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from lemon_jax.errors import LemonError
-from lemon_jax.files import PART
+from lemon_jax.files import PART, replace_file
 from lemon_jax.model import (
     PACKED,
     Automaton,
@@ -187,7 +187,7 @@ class Orchestrator:
         if self.chat is not None:
             facts |= self.chat.save(folder)
         text = json.dumps(manifest | facts, indent=2, ensure_ascii=False) + "\n"
-        (folder / MANIFEST_FILE).write_text(text, encoding="utf-8")
+        replace_file(folder / MANIFEST_FILE, text)
 
     @cached_property
     def automaton(self) -> Automaton:

@@ -213,9 +213,9 @@ def _layers(
     return x_NxD, tuple(new_pages)
 
 
-def _product(x_NxD: Array, weight_DxF: Array) -> Array:
+def _product(x_NxD: Array, weight_FxD: Array) -> Array:
     return jnp.einsum(
-        "nd,df->nf", x_NxD.astype(weight_DxF.dtype), weight_DxF, preferred_element_type=jnp.float32
+        "nd,fd->nf", x_NxD.astype(weight_FxD.dtype), weight_FxD, preferred_element_type=jnp.float32
     )
 
 

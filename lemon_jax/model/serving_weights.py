@@ -2,6 +2,7 @@
 
 A weight of a product is stored as "float32", or as "bfloat16": then inputs are rounded to bfloat16 too and
 products are summed in fp32. Everything else (norms, biases, activations between the products) is fp32.
+Its rows are outputs, as in model files: on CPU few rows of bfloat16 inputs are multiplied a third faster so.
 """
 
 from __future__ import annotations
@@ -77,8 +78,8 @@ def _join(config: DecoderConfig, read: _Read, weights: WeightType) -> ServingWei
 
     def matrix(*names: str, inputs: int = 1) -> jax.Array:
         parts = [read(name, dtype) for name in names]
-        flat = [part.reshape(int(np.prod(part.shape[:inputs])), -1) for part in parts]
-        return jnp.asarray(np.concatenate(flat, axis=1) if len(flat) > 1 else np.ascontiguousarray(flat[0]))
+        rows = [part.reshape(int(np.prod(part.shape[:inputs])), -1).T for part in parts]
+        return jnp.asarray(np.concatenate(rows) if len(rows) > 1 else np.ascontiguousarray(rows[0]))
 
     def layer(i: int) -> dict[str, jax.Array]:
         at = f"layers.{i}"

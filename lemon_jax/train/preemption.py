@@ -22,12 +22,11 @@ import traceback
 from collections.abc import Iterator
 from typing import NoReturn
 
-from lemon_jax.errors import fault_line
+from lemon_jax.errors import EXIT_FAULT, fault_line
 from lemon_jax.train.hosts import Hosts, is_of_all
 
 EXIT_PREEMPTED = 75  # EX_TEMPFAIL of sysexits.h: start it again
 EXIT_FAILED = 1  # as of an exception that nobody catches
-EXIT_FAULT = 2  # what the user can mend, said in one line
 GRACE_S = 20.0  # of the 30 s that clouds give; the rest is for saving
 _WAY_ON = "; continue with --resume from the last checkpoint"
 POLL_S = 0.5  # how soon a process learns that another was told to stop

@@ -13,10 +13,10 @@ import time
 
 import pytest
 
-from lemon_jax.errors import LemonError
+from lemon_jax.errors import EXIT_FAULT, LemonError
 from lemon_jax.train import preemption
 from lemon_jax.train.hosts import Hosts, Preempted, of_all
-from lemon_jax.train.preemption import EXIT_FAILED, EXIT_FAULT, EXIT_PREEMPTED, preemptible
+from lemon_jax.train.preemption import EXIT_FAILED, EXIT_PREEMPTED, preemptible
 
 PREAMBLE = """
 import asyncio, sys
