@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from lemon_jax.backends import Reply, WorkerPool
     from lemon_jax.bench import Dataset
+    from lemon_jax.bench.sources import Protocol
     from lemon_jax.orchestrator import Orchestrator
     from lemon_jax.report import RunProgress
     from lemon_jax.train.config import RunConfig, ScaleConfig
@@ -179,15 +180,17 @@ def _load(
     from lemon_jax.errors import LemonError
     from lemon_jax.model.sharding import make_mesh, on_host
     from lemon_jax.orchestrator import MANIFEST_FILE, Orchestrator, read_manifest
-    from lemon_jax.train.provenance import used_otherwise
+    from lemon_jax.train.provenance import seen_in_training, used_otherwise
 
     mesh = None
     if scale.devices > 1 or args.distributed:
         mesh = make_mesh(data=scale.data, fsdp=scale.fsdp, tensor=scale.tensor)
-    datasets = {
-        bench: load(bench, protocol=config.protocol, data_dir=args.data, on_progress=progress.file)
-        for bench in dict.fromkeys((*config.trained, *config.tested))
-    }
+
+    def sets(bench: str, protocol: Protocol) -> Dataset:
+        return load(bench, protocol=protocol, data_dir=args.data, on_progress=progress.file)
+
+    benches = dict.fromkeys((*config.trained, *config.tested))
+    datasets = {bench: sets(bench, config.protocol) for bench in benches}
     for bench, dataset in datasets.items():
         if config.steps and bench in config.trained and not dataset.train:
             raise LemonError(
@@ -200,7 +203,9 @@ def _load(
     with contextlib.nullcontext() if mesh is None else on_host():
         policy = Orchestrator.load(folder := shipped_folder(config.policy, CHECKPOINTS))
     if (folder / MANIFEST_FILE).exists():  # else a pretrained model
-        for text in used_otherwise(read_manifest(folder), config):
+        facts = read_manifest(folder)
+        seen = seen_in_training(facts, {bench: datasets[bench] for bench in config.tested}, sets)
+        for text in (*used_otherwise(facts, config), *seen):
             progress.note(f"warning: {text}")
     workers = worker_config(config.workers) if recorded is None else replay_workers(recorded["workers"])
     return mesh, datasets, policy, WorkerPool(workers, progress.download)

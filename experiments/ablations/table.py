@@ -40,9 +40,9 @@ def fraction(curve: Curve, point: dict[str, float]) -> float:
 
 def tokens_to(curve: Curve, share: float = SHARE) -> float:
     """Worker tokens until the policy's value is at least `share` of the optimum, at this valuation and on
-    average over LASTING from it on (of fewer where the run ends); infinite if it never is."""
+    average over the LASTING from it on; infinite if it never is, or too late in the run to tell."""
     values = [fraction(curve, p) for p in curve["points"]]
-    for i, point in enumerate(curve["points"]):
+    for i, point in enumerate(curve["points"][: len(values) - LASTING + 1]):
         if values[i] >= share and float(np.mean(values[i : i + LASTING])) >= share:
             return point["worker_tokens"]
     return math.inf
@@ -71,7 +71,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def paired(curves: dict[int, Curve], others: dict[int, Curve]) -> tuple[float, float, float, int] | None:
     """Geometric mean, with its 95 % interval over seeds, of the ratio of tokens to SHARE, and its pairs.
 
-    Pairs in which one never came there are left out; the table says how many did.
+    Pairs in which one never came there are left out, which favours an arm whose slow runs end before they do;
+    the table says how many did.
     """
     logs = []
     for seed in sorted(curves.keys() & others.keys()):

@@ -7,10 +7,15 @@ of a task are taken as linear in what its specs are made of, with a level of the
     R(y, task) = b(task) + theta . phi(y) + noise,      theta ~ N(0, prior^2 I),  noise ~ N(0, noise^2)
 
 and theta is learned from differences within tasks alone: of each rollout to the mean of its group, and of
-each original to its edit. With A the sum of x x' over these differences x of phi, and b that of x times their
-difference of reward, the posterior is normal (Bishop 2006, eq. 3.50 to 3.54):
+each original to its edit. With A the sum of w x x' over these differences x of phi, and b that of w x times
+their difference of reward, the posterior is normal (Bishop 2006, eq. 3.50 to 3.54):
 
     mean = (A + ridge I)^-1 b,    covariance = noise^2 (A + ridge I)^-1,    ridge = noise^2 / prior^2
+
+Weights w make up for the variance of a difference: 1 for a deviation from the mean of a group, since those
+of n specs hold the information of n - 1 independent rewards, and K / 2 for a contrast of K pairs of
+executions, whose variance is 2 noise^2 / K. An original in its group and the same one in its contrast are
+taken as independent.
 
 An edit's predicted contrast is mean . (phi(y) - phi(y')), with the standard error that the covariance gives.
 One within a standard error of 0 is not learned from.
@@ -109,8 +114,8 @@ class ContrastModel:
 def differences_of(
     rollouts: Sequence[Rollout], rewards: Sequence[float], group: int, contrasts: Iterable[Contrast]
 ) -> list[tuple[Vector, float]]:
-    """A step's differences: of each rollout to the mean of its group, those that are invalid or whose reward
-    is unknown (NaN) left out; then of each original to its edit."""
+    """A step's differences, each times the root of its weight: of each rollout to the mean of its group,
+    those that are invalid or whose reward is unknown (NaN) left out; then of each original to its edit."""
     out = []
     for start in range(0, len(rollouts), group):
         members = [i for i in range(start, start + group) if rollouts[i].valid and not math.isnan(rewards[i])]
@@ -119,7 +124,9 @@ def differences_of(
             r = np.array([rewards[i] for i in members])
             out += list(zip(x - x.mean(axis=0), (r - r.mean()).tolist(), strict=True))
     for c in contrasts:
-        out.append((features(_spec(rollouts[c.index])) - features(c.edit.spec), c.difference))
+        root = math.sqrt(len(c.differences) / 2)
+        x = features(_spec(rollouts[c.index])) - features(c.edit.spec)
+        out.append((root * x, root * c.difference))
     return out
 
 

@@ -117,9 +117,9 @@ def places_of_original(rollout: Rollout, sample: int) -> dict[str, int]:
 def places_of_edited(rollout: Rollout, edit: Edit, sample: int, config: RunConfig) -> dict[str, int]:
     """Where the agents of the edited spec stand in its `sample`-th execution.
 
-    Agents that the edit leaves alone stand where they do in the original's, so that they are asked with the
-    same seeds (common random numbers), and those whose inputs are the same ask nothing new. Without common
-    random numbers no agent shares a sample with any of the original's.
+    Agents that the edit leaves alone stand where they do in the original's, so that those whose inputs are
+    the same ask nothing new and share their luck (common random numbers). Without common random numbers no
+    agent shares a sample with any of the original's.
     """
     if not config.common_random_numbers:
         return places_of_sample(repeat_indices(edit.spec), config.contrast_samples + sample)

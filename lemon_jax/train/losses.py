@@ -14,6 +14,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int
 
 LOG_RATIO_BOUND = 20.0
+TOKEN_BUDGET = 256  # of a spec: what the shipped policies may write at most
 
 
 class Sum(NamedTuple):
@@ -46,8 +47,9 @@ def group_advantages(
             mean and std and gets advantage 0.
         floor: in units of reward, positive.
         scale: the divisor. "group": max(std of the group, floor). "batch": max(std of all known rewards,
-            floor), so that a group with small differences stays small beside the others (Hu et al. 2025,
-            REINFORCE++). "none": 1, which has no bias towards groups of one difficulty (Liu et al. 2025,
+            floor), so that a group with small differences stays small beside the others (Liu et al. 2025,
+            "Tricks or Traps?", arXiv 2508.08221; REINFORCE++ divides by the std of the centred rewards
+            instead). "none": 1, which has no bias towards groups of one difficulty (Liu et al. 2025,
             Dr. GRPO).
 
     A group whose rewards are all equal gets exactly 0: equality of rewards is tested, since a float
@@ -172,7 +174,7 @@ def aggregate(
 
     "token": the mean over all tokens of the batch (DAPO): long specs weigh more. "sequence": the mean over
     specs of the mean over their tokens (Shao et al. 2024): a token of a long spec weighs less. "constant":
-    the sum over specs and tokens, divided by the number of specs and slots, whatever their lengths
+    the sum over specs and tokens, divided by the number of specs and TOKEN_BUDGET, whatever their lengths
     (Liu et al. 2025, Dr. GRPO). Specs without a token are in no mean.
     """
     tokens_B = jnp.sum(mask_BxC.astype(jnp.float32), axis=-1)
@@ -181,7 +183,7 @@ def aggregate(
     specs = jnp.sum((tokens_B > 0).astype(jnp.float32))
     if how == "sequence":
         return Sum(jnp.sum(jnp.sum(per_token_BxC, axis=-1) / jnp.maximum(tokens_B, 1.0)), specs)
-    return Sum(jnp.sum(per_token_BxC), specs * per_token_BxC.shape[-1])
+    return Sum(jnp.sum(per_token_BxC), specs * TOKEN_BUDGET)
 
 
 def span_score(

@@ -7,14 +7,15 @@ import importlib.metadata
 import os
 import platform
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from lemon_jax import __version__
 from lemon_jax.backends import PROGRAM_VARIABLE, WorkerPool
 from lemon_jax.bench import Dataset
+from lemon_jax.bench.sources import Protocol
 from lemon_jax.train.config import RunConfig
 
 SPLIT = "test"  # what is evaluated on
@@ -85,9 +86,11 @@ def _joint(datasets: Sequence[Dataset], each: dict[str, Any]) -> dict[str, Any]:
 
 
 def policy_facts(config: RunConfig) -> dict[str, Any]:
-    """What the manifest of a trained policy says for those who use it; see `used_otherwise`."""
+    """What the manifest of a trained policy says for those who use it; see `used_otherwise` and
+    `seen_in_training`."""
     fixed = {"fixed_choices": sorted(config.fixed)} if config.fixed else {}
-    return {"constrained": config.constrained} | fixed | ({"tell_prices": True} if config.tell_prices else {})
+    told = {"tell_prices": True} if config.tell_prices else {}
+    return {"protocol": config.protocol, "constrained": config.constrained} | fixed | told
 
 
 def used_otherwise(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
@@ -104,6 +107,36 @@ def used_otherwise(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
             f"the policy was trained without the choice of {', '.join(free)}, and this run leaves that to "
             f'it; give fixed_choices = "{",".join(map(str, fixed))}" and constrained = true in a preset'
         )
+    return found
+
+
+def seen_in_training(
+    facts: Mapping[str, Any], tested: Mapping[str, Dataset], load: Callable[[str, Protocol], Dataset]
+) -> list[str]:
+    """Of which test tasks a policy has seen the questions in its training, a line a bench, by its manifest.
+
+    Splits differ by protocol: a policy trained under one may be tested on its own train tasks under another.
+
+    Args:
+        facts: the policy's manifest, of a trained policy or of a warm start; "full" is the protocol of one
+            that does not say.
+        load: the sets of a bench under a protocol.
+    """
+    protocol = facts.get("protocol", "full")
+    if protocol not in get_args(Protocol):
+        return []
+    data, bench = facts.get("data"), facts.get("bench")
+    trained = set(data) if isinstance(data, dict) else set(str(bench).split(",")) if bench else set()
+    found = []
+    for name, dataset in tested.items():
+        if name not in trained or dataset.protocol == protocol:
+            continue
+        questions = {task.question for task in load(name, protocol).train}
+        if seen := sum(task.question in questions for task in dataset.test):
+            found.append(
+                f"{seen:,} of the {len(dataset.test):,} test tasks of {name} are train tasks of the "
+                f"{protocol} protocol, under which the policy was trained: they are no held-out ones"
+            )
     return found
 
 

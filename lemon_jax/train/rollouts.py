@@ -103,10 +103,10 @@ async def run_step(
 ) -> StepOutcome:
     """Execute a step's specs and their edits, all together, or as `share` has them executed.
 
-    An edited spec asks its workers with the same seeds as the original (common random numbers), and
-    agents that the edit does not affect are answered by the call store. With several samples of a contrast,
-    specs with an edit are executed as often; their rewards remain those of their first execution, by which
-    alone all specs of a task are compared alike.
+    Calls of the original that an edit does not reach are the edited spec's too, answered by the call store
+    (common random numbers; the others are calls of their own, with seeds of their own). With several samples
+    of a contrast, specs with an edit are executed as often; their rewards remain those of their first
+    execution, by which alone all specs of a task are compared alike.
     """
     rng = random.Random(f"edits-{config.seed}-{step}")
     count = config.edits_per_step if config.families else 0

@@ -69,7 +69,9 @@ def test_tokens_until_the_value_lasts():
     found = table.tokens_to(curve([1.0, 1.9, 1.0, 1.0, 1.9, 1.9, 1.8, 2.0, 2.0, 1.0]))
     assert found == 400
     assert table.tokens_to(curve([1.0, 1.8, 1.89])) == math.inf
-    assert table.tokens_to(curve([1.9, 1.9])) == 0
+    assert table.tokens_to(curve([1.9] * 5)) == 0
+    assert table.tokens_to(curve([1.0, 1.9, 1.9, 1.9, 2.0])) == math.inf  # the run ends before it has lasted
+    assert table.tokens_to(curve([1.9])) == math.inf
 
 
 def test_mean_regret_is_the_area_over_the_tokens():
@@ -93,7 +95,7 @@ def test_ratios_are_paired_by_seed_and_leave_out_who_never_came_there():
 def test_the_table_of_a_folder(tmp_path):
     for arm in ("full", "no-counterfactuals"):
         for seed in (0, 1):
-            values = [1.0, 1.5, 2.0, 2.0, 2.0, 2.0]
+            values = [1.0, 1.5, 2.0, 2.0, 2.0, 2.0, 2.0]
             extra = 10 if arm == "full" else 0
             text = json.dumps(curve(values, arm=arm, seed=seed, extra=extra))
             (tmp_path / f"{arm}-s{seed}.json").write_text(text)
@@ -103,4 +105,4 @@ def test_the_table_of_a_folder(tmp_path):
     lines = done.stdout.splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["full", "no-counterfactuals"]
     full = [cell.strip() for cell in lines[2].split("|")]
-    assert full[2:7] == ["100.0% ± 0.0%", "10.0% ± 0.0%", "200 (2 of 2)", "1.00 [1.00, 1.00] n 2", "11.1%"]
+    assert full[2:7] == ["100.0% ± 0.0%", "8.3% ± 0.0%", "200 (2 of 2)", "1.00 [1.00, 1.00] n 2", "11.1%"]

@@ -92,6 +92,18 @@ def test_a_protocol_without_train_tasks_only_evaluates(policy_folder, tmp_path, 
 
 
 @real_data
+def test_a_policy_tested_on_its_own_train_tasks_is_told(policy_folder, tmp_path, capsys):
+    flags = ("--bench", "multiarith", "--workers", "scripted", "--data", DATA, "--baselines", "none")
+    trained = ("--policy", policy_folder, "--steps", 1, "--eval-tasks", 1, "--out", tmp_path / "a")
+    assert run_main(*flags, *trained) == 0
+    assert "warning" not in capsys.readouterr().err
+    policy = ("--policy", tmp_path / "a" / "policy", "--steps", 0, "--eval-tasks", 1)
+    assert run_main(*flags, *policy, "--protocol", "lemon", "--out", tmp_path / "b") == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "of the 600 test tasks of multiarith are train tasks of the full protocol" in told
+
+
+@real_data
 def test_code_is_not_run_below_the_accepted_isolation(policy_folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("lemon_jax.runtime.tools.isolation.reached", lambda: "rlimits")
     flags = (

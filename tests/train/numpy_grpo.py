@@ -36,7 +36,7 @@ def token_weights(mask, how: str = "token") -> np.ndarray:
     for b, row in enumerate(mask):
         for t, seen in enumerate(row):
             if seen:
-                divisors = {"token": mask.sum(), "sequence": specs * row.sum(), "constant": specs * len(row)}
+                divisors = {"token": mask.sum(), "sequence": specs * row.sum(), "constant": specs * 256}
                 out[b, t] = 1.0 / divisors[how]
     return out
 

@@ -33,10 +33,11 @@ def spec(role="math_solver", capacity="medium", duty="-"):
     return Spec(agents=(Agent(id="a1", name="A", role=role, duty=duty, capacity=capacity),), output="a1")
 
 
-def contrast(index, edit, difference):
+def contrast(index, edit, difference, pairs=1):
     scored = Scored(task=TASKS[0], parsed=parse(edit.text), execution=None, grade=NOT_EXECUTED)
     edited = Sample(scored=scored, reward=Reward(success=0.0))
-    return Contrast(index=index, edit=edit, originals=(Reward(success=difference),), samples=(edited,))
+    originals = (Reward(success=difference),) * pairs
+    return Contrast(index=index, edit=edit, originals=originals, samples=(edited,) * pairs)
 
 
 def test_only_what_differs_is_in_the_difference_of_features():
@@ -85,12 +86,25 @@ def test_differences_are_within_groups_and_from_originals_to_edits(tokenizer):
         ((checked - solver) / 2, -0.5),
         (np.zeros_like(solver), 0.2),
         (np.zeros_like(solver), -0.2),
-        (checked - features(edit.spec), 0.25),
+        (math.sqrt(0.5) * (checked - features(edit.spec)), math.sqrt(0.5) * 0.25),
     ]
     assert len(found) == len(expected)
     for (x, r), (want_x, want_r) in zip(found, expected, strict=True):
         np.testing.assert_allclose(x, want_x, atol=1e-12)
         assert r == pytest.approx(want_r)
+
+
+@pytest.mark.parametrize("pairs", [1, 3])
+def test_two_rollouts_and_a_contrast_of_them_teach_alike(pairs, tokenizer):
+    text = dump(spec())
+    edit = next(e for e in applicable(text, ("lower_capacity",)))
+    original, edited = rollout(tokenizer, text), rollout(tokenizer, edit.text)
+    by_group, by_contrast = ContrastModel(), ContrastModel()
+    for _ in range(pairs):
+        by_group.learn(differences_of([original, edited], [0.7, 0.3], 2, []))
+    by_contrast.learn(differences_of([original], [0.7], 1, [contrast(0, edit, 0.4, pairs=pairs)]))
+    np.testing.assert_allclose(by_contrast.products, by_group.products, atol=1e-12)
+    np.testing.assert_allclose(by_contrast.targets, by_group.targets, atol=1e-12)
 
 
 def test_it_finds_the_better_capacity_under_much_noise(tokenizer):

@@ -67,7 +67,15 @@ def test_the_kinds_of_mean_differ_in_what_a_long_spec_weighs():
     shares = {how: np.where(mask, g, 0).sum(axis=-1) for how, g in gradient.items()}
     np.testing.assert_allclose(shares["token"], [0.8, 0.2, 0])
     np.testing.assert_allclose(shares["sequence"], [0.5, 0.5, 0])  # the third has no token: it is in no mean
-    np.testing.assert_allclose(shares["constant"], [0.5, 0.125, 0])  # of 2 specs x 4 slots
+    np.testing.assert_allclose(shares["constant"], [4 / 512, 1 / 512, 0])  # of 2 specs x 256 tokens
+
+
+@pytest.mark.parametrize("how", AGGREGATIONS)
+def test_slots_without_a_token_change_no_mean(how):
+    mask = np.array([[True, True, True], [True, False, False]])
+    wider = np.pad(mask, ((0, 0), (0, 64)))
+    narrow, wide = (losses.aggregate(jnp.where(m, 2.0, 0.0), m, how).mean() for m in (mask, wider))
+    assert float(narrow) == float(wide) > 0
 
 
 @pytest.mark.parametrize("how", AGGREGATIONS)

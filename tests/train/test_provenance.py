@@ -10,9 +10,16 @@ from pathlib import Path
 import pytest
 
 from lemon_jax.backends import WorkerPool, worker_config
+from lemon_jax.bench import Dataset, Task
 from lemon_jax.cli import main
 from lemon_jax.train.config import RunConfig
-from lemon_jax.train.provenance import engine_facts, policy_facts, used_otherwise, worker_facts
+from lemon_jax.train.provenance import (
+    engine_facts,
+    policy_facts,
+    seen_in_training,
+    used_otherwise,
+    worker_facts,
+)
 
 
 def test_a_run_may_go_on_with_another_engine(monkeypatch):
@@ -72,3 +79,42 @@ def test_a_policy_that_is_used_otherwise_than_trained_is_told(trained, used, exp
 @pytest.mark.parametrize("facts", [{}, {"tell_prices": "yes"}, {"fixed_choices": "capacity"}])
 def test_a_manifest_that_does_not_say_is_no_reason_to_warn(facts):
     assert used_otherwise(facts, PLAIN) == []
+
+
+def dataset(protocol, train, test):
+    tasks = [Task(id=q, bench="svamp", question=q, gold="1", kind="number") for q in (*train, *test)]
+    both = {"train": tuple(tasks[: len(train)]), "test": tuple(tasks[len(train) :])}
+    return Dataset(bench="svamp", source="official", sha256="", faults=(), protocol=protocol, **both)
+
+
+FULL = dataset("full", "abc", "de")
+WHOLE = {"svamp": dataset("lemon", "", "abcde")}
+TRAINED = {"bench": "multiarith,svamp", "protocol": "full"}
+
+
+@pytest.mark.parametrize(
+    ("facts", "tested", "seen"),
+    [
+        (TRAINED, WHOLE, 3),
+        ({"bench": "svamp"}, WHOLE, 3),  # of an older version, which knew one protocol
+        ({"data": {"svamp": {"split": "train"}}}, WHOLE, 3),  # a warm start
+        (TRAINED, {"svamp": FULL}, 0),
+        ({"bench": "aqua", "protocol": "full"}, WHOLE, 0),
+        (TRAINED, {"svamp": dataset("gdesigner", "ab", "de")}, 0),
+        (policy_facts(replace(PLAIN, protocol="gdesigner")), WHOLE, 0),  # says no bench
+        ({"bench": "svamp", "protocol": "of tomorrow"}, WHOLE, 0),
+        ({}, WHOLE, 0),
+    ],
+)
+def test_a_policy_that_is_tested_on_what_it_was_trained_on_is_told(facts, tested, seen):
+    loaded = []
+
+    def load(bench, protocol):
+        loaded.append((bench, protocol))
+        return FULL
+
+    found = seen_in_training(facts, tested, load)
+    assert len(found) == (seen > 0)
+    if seen:
+        assert loaded == [("svamp", "full")]
+        assert found[0].startswith(f"{seen} of the 5 test tasks of svamp are train tasks of the full prot")
