@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from lemon_jax.errors import LemonError
-from lemon_jax.model.chat_template import ChatTemplate, RefusedByTemplate
+from lemon_jax.model.chat_template import ChatTemplate
 from lemon_jax.model.pretrained_text import TEMPLATE_FILE, TODAY
 from lemon_jax.model.text_tokenizer import TextTokenizer, symbol_pattern
 from lemon_jax.spec import explain
 
 SEPARATOR = "\n\nSpec:\n"  # between the task and the spec
-_VARIABLES = {"enable_thinking": False}  # the reply is the spec and nothing before it
 _CUTS = "\ue000\ue001\ue002\ue003"  # private characters; one that the task does not use marks where it is cut
 
 
@@ -120,13 +119,8 @@ class ChatPrompt:
         if self.template is None:
             begin = [] if self.tokenizer.bos_id is None else [self.tokenizer.bos_id]
             return f"{explain()}\nTask:\n{task}{SEPARATOR}", begin
-        user = {"role": "user", "content": task}
-        try:
-            system = {"role": "system", "content": explain()}
-            return self.template.render([system, user], **_VARIABLES), []
-        except RefusedByTemplate:
-            merged: dict[str, Any] = {"role": "user", "content": f"{explain()}\nTask:\n{task}"}
-            return self.template.render([merged], **_VARIABLES), []
+        chat = [{"role": "system", "content": explain()}, {"role": "user", "content": task}]
+        return self.template.ask(chat, between="\nTask:\n"), []
 
     @cached_property
     def _begins_control(self) -> re.Pattern[str]:

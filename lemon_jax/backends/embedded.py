@@ -30,6 +30,7 @@ from lemon_jax.backends.slot_prompts import SlotPrompts, Waiting, prompt_text
 from lemon_jax.backends.types import Reply, Request
 from lemon_jax.errors import LemonError
 
+_NO_THOUGHTS = {"enable_thinking": False}  # as `ChatTemplate.ask` says it, which workers on JAX go through
 _STARTS = 3  # a server that keeps dying is reported instead of being started forever
 
 
@@ -301,7 +302,7 @@ class EmbeddedBackend:
             server.api_key,
             self.identity,
             self._slots,
-            extra_body={"cache_prompt": not self._deterministic},
+            extra_body={"cache_prompt": not self._deterministic, "chat_template_kwargs": _NO_THOUGHTS},
         )
         self._prompts = None if self._deterministic else SlotPrompts(server, self._slots, self._waiting)
 

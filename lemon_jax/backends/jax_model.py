@@ -57,7 +57,7 @@ def chat_ids(tokenizer: TextTokenizer, template: ChatTemplate, messages: Sequenc
     """The ids of a chat whose next turn is the assistant's, as the model was trained on them."""
     # A lone surrogate has no bytes; a server would be sent a question mark too.
     chat = [{"role": m.role, "content": m.content.encode("utf-8", "replace").decode()} for m in messages]
-    ids = tokenizer.encode_prompt(template.render(chat))
+    ids = tokenizer.encode_prompt(template.ask(chat))
     # Templates write their own beginning of text; some files ask for one beside it.
     bos_id = tokenizer.bos_id
     return ids if bos_id is None or ids[:1] == [bos_id] else [bos_id, *ids]

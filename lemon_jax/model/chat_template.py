@@ -18,6 +18,7 @@ from lemon_jax.errors import LemonError
 MAX_SOURCE = 1 << 18  # characters; the longest templates in use have some ten thousand
 MAX_STEPS = 50_000  # turns of loops and calls in one rendering
 MAX_TEXT = 1 << 22  # characters of a text, items of a list, bits of a number that an operator makes
+NO_THOUGHTS = {"enable_thinking": False}  # as Qwen3's template calls it; others do not ask
 
 
 class RefusedByTemplate(LemonError):
@@ -84,6 +85,21 @@ class ChatTemplate:
                 "model again, or use another one"
             ) from error
         return "".join(parts)
+
+    def ask(self, messages: Sequence[Mapping[str, Any]], *, between: str = "\n\n") -> str:
+        """The text of these messages with the reply to come, which is the answer and no thoughts before it.
+
+        A template that refuses a system's message before the user's gets one of the user's: both texts,
+        `between` them. Raises as `render`.
+        """
+        try:
+            return self.render(messages, **NO_THOUGHTS)
+        except RefusedByTemplate:
+            if [message["role"] for message in messages[:2]] != ["system", "user"]:
+                raise
+            system, user, *later = messages
+            both = {"role": "user", "content": f"{system['content']}{between}{user['content']}"}
+            return self.render([both, *later], **NO_THOUGHTS)
 
 
 class _Refusal(jinja2.TemplateError):

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tiny_gguf import NO_THOUGHTS, THINKING_TEMPLATE, write_tiny_gguf
 
 from lemon_jax.backends import EmbeddedBackend, EmbeddedServer, ExclusiveGate, Message, Request
 from lemon_jax.backends import embedded as embedded_module
@@ -117,6 +118,22 @@ def test_a_start_that_fails_names_the_log(tmp_path, monkeypatch):
     with pytest.raises(LemonError, match=r"ended while loading.*see .*server\.log"):
         asyncio.run(server.start())
     assert not server.alive
+
+
+def test_a_model_that_thinks_is_told_to_answer_at_once(tmp_path):
+    pytest.importorskip("xllamacpp", reason="needs the package xllamacpp")
+    path = write_tiny_gguf(tmp_path / "tiny.gguf", template=THINKING_TEMPLATE)
+
+    async def run():
+        backend = EmbeddedBackend("m", lambda p: path, "gguf:0", ExclusiveGate(), slots=1, context=256)
+        try:
+            return [reply async for _, reply in backend.generate([ask("2+3=?")])]
+        finally:
+            await backend.aclose()
+
+    (reply,) = asyncio.run(run())
+    # A token for each byte, but one for each symbol.
+    assert reply.prompt_tokens == len("(user\n2+3=?)\n(assistant\n") + len(NO_THOUGHTS)
 
 
 @needs_model

@@ -12,13 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_gguf import write_tiny_gguf
+from tiny_gguf import NO_THOUGHTS, THINKING_TEMPLATE, write_tiny_gguf
 
 from lemon_jax import compiled as compiled_module
 from lemon_jax.backends import Message, Request, WorkerPool, parse_worker_file
-from lemon_jax.backends.jax_model import load_jax_model
+from lemon_jax.backends.jax_model import chat_ids, load_jax_model
 from lemon_jax.errors import LemonError
 from lemon_jax.model import load_pretrained
+from lemon_jax.model.chat_template import ChatTemplate
 from lemon_jax.model.pretrained_text import load_pretrained_text
 
 WORKERS = """
@@ -161,6 +162,17 @@ def test_replies_are_those_of_the_plain_decoder(folder):
         # Bytes that begin a character without ending it are cut with what was cut.
         spelt = decode(drawn[:-1]) if finish == "stop" else decode(drawn).rstrip("\ufffd")
         assert core(reply) == (spelt, finish, len(prompt), len(drawn), None)
+
+
+def test_a_chat_is_written_for_a_reply_at_once_also_where_no_system_message_may_be(folder):
+    tokenizer = load_pretrained_text(folder / "tiny.gguf", 260).tokenizer
+    messages = [Message(role="system", content="Add."), Message(role="user", content="2+3=?")]
+    turns = ("<|im_start|>system\nAdd.<|im_end|>\n<|im_start|>user\n2+3=?", "<|im_start|>user\nAdd.\n\n2+3=?")
+    refusing = "{% if messages[0].role == 'system' %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    for before, turn in zip(("", refusing), turns, strict=True):
+        text = f"{turn}<|im_end|>\n<|im_start|>assistant\n{NO_THOUGHTS}"
+        template = ChatTemplate(before + THINKING_TEMPLATE)
+        assert chat_ids(tokenizer, template, messages) == tokenizer.encode_prompt(text)
 
 
 def test_a_prompt_longer_than_the_context_fails_as_it_does_at_a_server(folder):

@@ -21,9 +21,21 @@ TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# As Qwen3's, which opens its reply with thoughts unless it is told that they are over.
+NO_THOUGHTS = "<think>\n\n</think>\n\n"
+THINKING_TEMPLATE = (
+    "{% for message in messages %}"
+    "<|im_start|>{{ message.role }}\n"
+    "{% if message.reasoning_content %}<think>\n{{ message.reasoning_content }}\n</think>\n\n{% endif %}"
+    "{{ message.content }}<|im_end|>\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n"
+    "{% if enable_thinking is defined and enable_thinking is false %}" + NO_THOUGHTS + "{% endif %}"
+    "{% endif %}"
+)
 
 
-def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
+def write_tiny_gguf(path: Path, seed: int = 0, template: str = TEMPLATE) -> Path:
     rng = np.random.default_rng(seed)
     params = {}
     for name, place in places(CONFIG).items():
@@ -41,7 +53,7 @@ def write_tiny_gguf(path: Path, seed: int = 0) -> Path:
         "merges": ["a b"],
         "eos_token_id": 259,
     }
-    write_qwen2(path, CONFIG, params, tokenizer=tokenizer, template=TEMPLATE, context=4096)
+    write_qwen2(path, CONFIG, params, tokenizer=tokenizer, template=template, context=4096)
     return path
 
 

@@ -134,6 +134,32 @@ def test_a_template_may_refuse():
         template.render([CHATS[0][0], CHATS[0][0]])
 
 
+THINKS = "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+# As that of Mistral-7B-Instruct-v0.2.
+ALTERNATE = (
+    "{% for message in messages %}{% if (message['role'] == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('Conversation roles must alternate user/assistant/user/assistant/...') }}{% endif %}"
+    "[{{ message['role'] }}] {{ message['content'] }} {% endfor %}" + THINKS
+)
+
+
+def test_a_reply_is_asked_for_without_thoughts_before_it():
+    chatml = ChatTemplate(TEMPLATES["chatml"] + THINKS, SYMBOLS)
+    assert chatml.ask(CHATS[1]) == chatml.render(CHATS[1]) + "<think>\n\n</think>\n\n"
+
+
+def test_a_template_that_refuses_a_system_message_gets_it_in_the_users():
+    template = ChatTemplate(ALTERNATE, SYMBOLS)
+    end = "<think>\n\n</think>\n\n"
+    assert template.ask(CHATS[0]) == "[user] Hi " + end
+    assert template.ask(CHATS[2]) == "[user] S\n\none [assistant] two [user] three " + end
+    assert template.ask(CHATS[2], between=" | ").startswith("[user] S | one [assistant]")
+    with pytest.raises(RefusedByTemplate, match="roles must alternate"):
+        template.ask([CHATS[0][0], CHATS[0][0]])
+    with pytest.raises(RefusedByTemplate, match="roles must alternate"):
+        template.ask([CHATS[2][0]])
+
+
 @pytest.mark.parametrize(
     ("source", "message"),
     [
