@@ -40,10 +40,7 @@ def load_pretrained(
 
 def read_decoder(source: Source, dtype: np.dtype) -> Decoder:
     """The decoder of a source, after a check that its tensors are those its config asks for."""
-    config, shapes = source.config, source.shapes()
-    check_size(source.path, config, shapes)
-    wanted = places(config)
-    _check(source, wanted, shapes)
+    config, wanted = source.config, check_tensors(source)
     graphdef, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
     filled = [
         (path, leaf.replace(jnp.asarray(source.read(wanted[".".join(map(str, path))], dtype))))
@@ -52,19 +49,11 @@ def read_decoder(source: Source, dtype: np.dtype) -> Decoder:
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
 
-def check_size(path: Path, config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuse a config too large for its tensors, before a decoder of that size is laid out."""
-    heads = max(config.num_heads, config.num_kv_heads) * config.head_dim
-    largest = max(config.vocab_size, config.embed_dim, config.mlp_dim, heads)
-    found = max((size for shape in shapes.values() for size in shape), default=0)
-    if config.num_layers > len(shapes) or largest > found:
-        raise LemonError(
-            f"{path}: its config has {config.num_layers} layers and sizes up to {largest}, but there are "
-            f"{len(shapes)} tensors of sizes up to {found}; fetch the model again"
-        )
-
-
-def _check(source: Source, wanted: Mapping[str, Place], shapes: Mapping[str, tuple[int, ...]]) -> None:
+def check_tensors(source: Source) -> dict[str, Place]:
+    """The place of every parameter. Raises `LemonError` for tensors that are not those its config asks for."""
+    shapes = source.shapes()
+    _check_size(source.path, source.config, shapes)
+    wanted = places(source.config)
     expected = {source.name(place): place.file_shape for place in wanted.values()}
     faults = [f"{name} is missing" for name in expected if name not in shapes]
     faults += [f"{name!r:.80} is unexpected" for name in sorted(shapes) if name not in expected]
@@ -77,4 +66,17 @@ def _check(source: Source, wanted: Mapping[str, Place], shapes: Mapping[str, tup
         named = "; ".join(faults[:_MOST_NAMED]) + ("; …" if len(faults) > _MOST_NAMED else "")
         raise LemonError(
             f"{source.path}: {len(faults)} misfits between tensors and config: {named}; fetch the model again"
+        )
+    return wanted
+
+
+def _check_size(path: Path, config: DecoderConfig, shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuse a config too large for its tensors, before a decoder of that size is laid out."""
+    heads = max(config.num_heads, config.num_kv_heads) * config.head_dim
+    largest = max(config.vocab_size, config.embed_dim, config.mlp_dim, heads)
+    found = max((size for shape in shapes.values() for size in shape), default=0)
+    if config.num_layers > len(shapes) or largest > found:
+        raise LemonError(
+            f"{path}: its config has {config.num_layers} layers and sizes up to {largest}, but there are "
+            f"{len(shapes)} tensors of sizes up to {found}; fetch the model again"
         )

@@ -17,13 +17,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from lemon_jax.errors import LemonError
 from lemon_jax.model.config import DecoderConfig
 from lemon_jax.model.decoder import Decoder
 from lemon_jax.model.families import places
 from lemon_jax.model.gguf_weights import GgufSource
 from lemon_jax.model.hub_weights import HubSource
-from lemon_jax.model.pretrained import Source, check_size
+from lemon_jax.model.pretrained import Source, check_tensors
 
 WeightType = Literal["float32", "bfloat16"]
 WEIGHT_TYPES: dict[str, np.dtype] = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(jnp.bfloat16)}
@@ -39,15 +38,7 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     Raises `LemonError` for files that are damaged, incomplete or of another kind of model.
     """
     source = HubSource(Path(path)) if Path(path).is_dir() else GgufSource(Path(path))
-    shapes = source.shapes()
-    check_size(source.path, source.config, shapes)
-    for place in places(source.config).values():
-        name = source.name(place)
-        if shapes.get(name) != place.file_shape:
-            raise LemonError(
-                f"{path}: {name} has shape {shapes.get(name)}, expected {place.file_shape}; "
-                "fetch the model again"
-            )
+    check_tensors(source)
     return source
 
 

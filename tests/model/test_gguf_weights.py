@@ -17,6 +17,7 @@ from pretrained_helpers import VOCAB, reference_logits, reference_model
 from lemon_jax.errors import LemonError
 from lemon_jax.model import gguf_file, load_pretrained, named_params
 from lemon_jax.model.gguf_file import GgufFile
+from lemon_jax.model.serving_weights import open_source
 
 TOKENS = np.random.default_rng(0).integers(0, VOCAB, 20)
 LLAMA3 = {
@@ -184,15 +185,17 @@ def write_small(path, tensors=(), drop=(), **changes):
             r"ffn_up.weight has shape \(4, 5\), expected",
         ),
         ({"tensors": {"blk.0.ffn_gate_exps.weight": (2, 4)}}, "'blk.0.ffn_gate_exps.weight' is unexpected"),
+        ({"tensors": {"blk.0.attn_q.bias": (4,)}}, "'blk.0.attn_q.bias' is unexpected"),
         ({"tensors": {"rope_freqs.weight": (2,)}}, "rope_freqs.weight is not what Llama 3.1"),
     ],
 )
 def test_files_that_are_no_such_decoder(changes, message, tmp_path):
     write_small(tmp_path / "model.gguf")
-    load_pretrained(tmp_path / "model.gguf")
     write_small(tmp_path / "other.gguf", **changes)
-    with pytest.raises(LemonError, match=message):
-        load_pretrained(tmp_path / "other.gguf")
+    for read in (load_pretrained, open_source):  # for a policy, and for a worker
+        read(tmp_path / "model.gguf")
+        with pytest.raises(LemonError, match=message):
+            read(tmp_path / "other.gguf")
 
 
 def test_a_type_that_is_no_weight(sound, tmp_path):
