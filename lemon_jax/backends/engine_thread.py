@@ -28,10 +28,11 @@ class ServedModel:
 class EngineThread(threading.Thread):
     """Calls `load`, then runs the jobs it is given until `stop`.
 
-    `loaded` becomes the model, or the exception of `load`. A step that fails ends all jobs, also later ones.
+    `load` calls what it is given between its parts, which ends it by a `LemonError` after `stop`. `loaded`
+    becomes the model, or the exception of `load`. A step that fails ends all jobs, also later ones.
     """
 
-    def __init__(self, load: Callable[[], ServedModel], name: str) -> None:
+    def __init__(self, load: Callable[[Callable[[], None]], ServedModel], name: str) -> None:
         # A run that ends without closing must not hang in a step.
         super().__init__(name=f"jax worker {name}", daemon=True)
         self.loaded: Future[ServedModel] = Future()
@@ -56,7 +57,7 @@ class EngineThread(threading.Thread):
         return future
 
     def stop(self) -> None:
-        """Let the thread end after its step, and fail the jobs that are open."""
+        """Let the thread end after its step or the part it loads, and fail the jobs that are open."""
         with self._changed:
             self._stopping = True
             self._changed.notify()
@@ -64,7 +65,7 @@ class EngineThread(threading.Thread):
     def run(self) -> None:
         """Load, then work."""
         try:
-            model = self._load()
+            model = self._load(self._go_on)
         except BaseException as failure:
             self.loaded.set_exception(failure)
             return
@@ -78,6 +79,11 @@ class EngineThread(threading.Thread):
             self._fail(failure)
         finally:
             self._fail(_closed())
+
+    def _go_on(self) -> None:
+        with self._changed:
+            if self._stopping:
+                raise _closed()
 
     def _take_orders(self, scheduler: Scheduler) -> bool:
         """Wait until there is something to do; whether there is, or it is time to end."""

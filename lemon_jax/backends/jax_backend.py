@@ -20,12 +20,14 @@ from lemon_jax.backends.scheduler import Job
 from lemon_jax.backends.types import Reply, Request
 from lemon_jax.errors import LemonError
 
+_LONGEST_STOP_S = 20.0  # of a model that loads: its longest part is the compilation of a program
+
 
 class JaxBackend:
     """A worker model on `model.serving`, loaded at the first request.
 
-    `locate` returns the model file, downloading it if need be, and `load` makes a served model of it; both
-    run in the engine's thread. A reply depends on its request alone, not on what else is asked. Identity:
+    `locate` returns the model file, downloading it if need be, and `load` makes a served model of it, calling
+    its second argument between parts; both run in the engine's thread. A reply depends on its request alone, not on what else is asked. Identity:
     "jax:", the head of the file's digest, and the type of the weights.
     """
 
@@ -33,7 +35,7 @@ class JaxBackend:
         self,
         name: str,
         locate: Callable[[Progress], Path],
-        load: Callable[[Path], ServedModel],
+        load: Callable[[Path, Callable[[], None]], ServedModel],
         identity: str,
         gate: ExclusiveGate,
         *,
@@ -60,11 +62,16 @@ class JaxBackend:
         return answer_all(requests, self._answer, self._limit)
 
     async def aclose(self) -> None:
-        """End the thread after the step it is in; requests that are open have failed."""
+        """End the thread after the step it is in; requests that are open have failed.
+
+        One that loads ends after the tensor or the program it is at; 20 s are waited for that. Not to wait
+        at all is no way: a process that ends while JAX works in another thread may abort.
+        """
         self._closed.set()
         if self._thread is not None:
             self._thread.stop()
-            await asyncio.to_thread(self._thread.join)
+            patience = None if self._thread.loaded.done() else _LONGEST_STOP_S
+            await asyncio.to_thread(self._thread.join, patience)
 
     async def _answer(self, request: Request) -> Reply:
         # Loading and compiling compute too, so they belong inside the turn.
@@ -102,10 +109,15 @@ class JaxBackend:
         if self._closed.is_set():
             raise LemonError(f"models.{self._name}: the worker pool is closed")
         if self._thread is None:
-            self._thread = EngineThread(lambda: self._load(self._locate(self._progress)), self._name)
+            self._thread = EngineThread(
+                lambda go_on: self._load(self._locate(self._progress), go_on), self._name
+            )
             self._thread.start()
+        loaded = asyncio.wrap_future(self._thread.loaded)
+        # Where all callers are cancelled, nobody asks why the load ended: that is no news then.
+        loaded.add_done_callback(lambda done: done.cancelled() or done.exception())
         # One caller that is cancelled must not take the model from the others.
-        return await asyncio.shield(asyncio.wrap_future(self._thread.loaded))
+        return await asyncio.shield(loaded)
 
     def _progress(self, done: int, total: int, what: str) -> None:
         if self._closed.is_set():

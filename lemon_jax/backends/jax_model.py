@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from lemon_jax.backends.engine_thread import ServedModel
@@ -25,11 +25,20 @@ _CHATML = (
 )
 
 
-def load_jax_model(path: Path, *, slots: int, context: int, weights: WeightType) -> ServedModel:
+def load_jax_model(
+    path: Path,
+    *,
+    slots: int,
+    context: int,
+    weights: WeightType,
+    go_on: Callable[[], None] = lambda: None,
+) -> ServedModel:
     """Load a GGUF model and compile its two steps. `context` is rounded up to whole pages.
 
-    Raises `LemonError` for a file that is damaged or of an unknown family.
+    `go_on` is called before each part of the work: what it raises ends it. Raises `LemonError` for a file
+    that is damaged or of an unknown family.
     """
+    go_on()
     source = open_source(path)
     # Before the weights: what reading it takes for a while does not come on top of them.
     text = load_pretrained_text(path, source.config.vocab_size)
@@ -37,9 +46,9 @@ def load_jax_model(path: Path, *, slots: int, context: int, weights: WeightType)
     most = -(-context // _PAGE)
     pages = max(slots * _POOL_TOKENS // _PAGE, most) + 1
     shape = ServingShape(slots=slots, context=most * _PAGE, pages=pages, page=_PAGE)
-    engine = ServingEngine(load_serving_weights(source, weights), source.config, shape)
+    engine = ServingEngine(load_serving_weights(source, weights, go_on), source.config, shape)
     with compilation_cache_on_disk():
-        engine.warm_up()
+        engine.warm_up(go_on)
 
     def prompt_ids(messages: Sequence[Message]) -> list[int]:
         return chat_ids(tokenizer, template, messages)

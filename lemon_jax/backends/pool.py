@@ -150,10 +150,12 @@ class WorkerPool:
     def _open_jax(self, model: ModelConfig, locate: Locate, digest: str) -> Backend:
         from lemon_jax.backends.jax_backend import JaxBackend  # imports NumPy, which other runs do without
 
-        def load(path: Path) -> ServedModel:
+        def load(path: Path, go_on: Callable[[], None]) -> ServedModel:
             from lemon_jax.backends.jax_model import load_jax_model  # importing JAX takes seconds
 
-            return load_jax_model(path, slots=model.slots, context=model.context, weights=model.weights)
+            return load_jax_model(
+                path, slots=model.slots, context=model.context, weights=model.weights, go_on=go_on
+            )
 
         return JaxBackend(
             model.name,

@@ -59,15 +59,17 @@ class ServingEngine:
             weights["layers"][0]["o"].dtype,
         )
 
-    def warm_up(self) -> None:
-        """Compile both steps, or read them from the compilation cache."""
+    def warm_up(self, go_on: Callable[[], None] = lambda: None) -> None:
+        """Compile both steps, or read them from the compilation cache; `go_on` is called before each."""
         shape = self.shape
+        go_on()
         zeros_S = np.zeros(shape.slots, np.int32)
         self.prefill(
             np.zeros((shape.parts, shape.page), np.int32),
             np.zeros((shape.parts, shape.most_pages), np.int32),
             np.zeros(shape.parts, np.int32),
         )
+        go_on()
         self.decode(
             zeros_S,
             zeros_S,

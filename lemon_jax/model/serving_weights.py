@@ -42,11 +42,14 @@ def open_source(path: str | os.PathLike[str]) -> Source:
     return source
 
 
-def load_serving_weights(source: Source, weights: WeightType = "bfloat16") -> ServingWeights:
-    """The weights of a source, read tensor by tensor."""
+def load_serving_weights(
+    source: Source, weights: WeightType = "bfloat16", go_on: Callable[[], None] = lambda: None
+) -> ServingWeights:
+    """The weights of a source, read tensor by tensor; `go_on` is called before each."""
     wanted = places(source.config)
 
     def read(name: str, dtype: np.dtype) -> np.ndarray:
+        go_on()
         array = source.read(wanted[name], dtype)
         if isinstance(source, GgufSource):
             source.file.let_go()  # the file's own numbers would count to the peak beside the weights

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import subprocess
 import sys
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from tiny_gguf import NO_THOUGHTS, THINKING_TEMPLATE, write_tiny_gguf
+from tiny_gguf import CONFIG, NO_THOUGHTS, THINKING_TEMPLATE, write_tiny_gguf
 
 from lemon_jax import compiled as compiled_module
-from lemon_jax.backends import Message, Request, WorkerPool, parse_worker_file
+from lemon_jax.backends import ExclusiveGate, Message, Request, WorkerPool, jax_backend, parse_worker_file
+from lemon_jax.backends.jax_backend import JaxBackend
 from lemon_jax.backends.jax_model import chat_ids, load_jax_model
 from lemon_jax.errors import LemonError
 from lemon_jax.model import load_pretrained
 from lemon_jax.model.chat_template import ChatTemplate
+from lemon_jax.model.families import places
 from lemon_jax.model.pretrained_text import load_pretrained_text
 
 WORKERS = """
@@ -234,6 +238,58 @@ def test_cancelled_requests_give_their_slots_to_others(folder):
                 await answers(backend, [request("late")])
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize("obeys", [True, False])
+def test_closing_while_the_model_loads_does_not_wait_for_it(obeys, monkeypatch, caplog):
+    monkeypatch.setattr(jax_backend, "_LONGEST_STOP_S", 30.0 if obeys else 0.1)
+    loads, let_go = threading.Event(), threading.Event()
+
+    def load(path, go_on):
+        loads.set()
+        while not let_go.wait(0.01):
+            if obeys:
+                go_on()
+        raise LemonError("loaded to the end")
+
+    async def main():
+        backend = JaxBackend("tiny", lambda progress: None, load, "jax:0", ExclusiveGate())
+        asked = [asyncio.create_task(answers(backend, [request(text)])) for text in "ab"]
+        await asyncio.to_thread(loads.wait)
+        asked[0].cancel()
+        begin = time.monotonic()
+        await backend.aclose()
+        assert time.monotonic() - begin < 10
+        assert backend._thread.is_alive() is not obeys
+        let_go.set()
+        with pytest.raises(LemonError, match="pool was closed" if obeys else "to the end"):
+            await asked[1]
+        with pytest.raises(LemonError, match="pool is closed"):
+            await answers(backend, [request("late")])
+
+    asyncio.run(main())
+    gc.collect()
+    assert "never retrieved" not in caplog.text
+
+
+def test_loading_may_end_before_each_of_its_parts(folder):
+    parts = []
+    load_jax_model(
+        folder / "tiny.gguf", slots=2, context=256, weights="float32", go_on=lambda: parts.append(1)
+    )
+    assert len(parts) == 1 + len(places(CONFIG)) + 2  # the file, the tensors, two programs
+
+    def end_at(calls):
+        if len(calls) == last:
+            raise LemonError("closed")
+        calls.append(1)
+
+    for last in (0, 1, len(parts) - 1):
+        calls = []
+        with pytest.raises(LemonError, match="closed"):
+            load_jax_model(
+                folder / "tiny.gguf", slots=2, context=256, weights="float32", go_on=lambda: end_at(calls)
+            )
 
 
 def test_a_file_that_is_no_model_is_one_clear_error(folder, tmp_path):
