@@ -26,8 +26,9 @@ from lemon_jax.backends.gguf_header import read_gguf_header
 from lemon_jax.backends.llama_server import KEY_VARIABLE, PROGRAM_VARIABLE, STATES
 from lemon_jax.backends.model_files import Progress
 from lemon_jax.backends.openai import OpenAIBackend
-from lemon_jax.backends.slot_prompts import SlotPrompts, Waiting, prompt_text
+from lemon_jax.backends.slot_prompts import Prefill, SlotPrompts, Waiting, prompt_text
 from lemon_jax.backends.types import Reply, Request
+from lemon_jax.backends.wire import REFUSED
 from lemon_jax.errors import LemonError
 
 _NO_THOUGHTS = {"enable_thinking": False}  # as `ChatTemplate.ask` says it, which workers on JAX go through
@@ -261,9 +262,11 @@ class EmbeddedBackend:
                 if self._prompts is None:
                     return await client.answer(request)
 
-                async def prefill(slot: int) -> bool:
+                async def prefill(slot: int) -> Prefill:
                     reply = await client.answer(replace(request, max_tokens=1), {"id_slot": slot})
-                    return reply.error is None
+                    if reply.error is None:
+                        return "done"
+                    return "refused" if REFUSED.match(reply.error) else "failed"
 
                 async with self._prompts.slot_for(text, ticket, prefill) as slot:
                     return await client.answer(request, {"id_slot": slot})

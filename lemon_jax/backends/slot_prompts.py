@@ -15,7 +15,7 @@ import itertools
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Protocol
+from typing import Literal, Protocol
 
 from lemon_jax.backends.types import Request
 
@@ -26,6 +26,8 @@ _GATHER_S = 0.05  # until calls that are asked for together have all been noted;
 # One takes 10 to 20 MB with the packaged models, hundreds of MB with larger models and long prompts.
 _FILES = 32
 _BYTES = 1 << 30
+# Of a prompt: computed; not taken by the server, such as one that is longer than its context; not answered.
+Prefill = Literal["done", "refused", "failed"]
 
 
 class SlotFiles(Protocol):
@@ -79,16 +81,16 @@ class SlotPrompts:
         self._saved: OrderedDict[str, tuple[str, int]] = OrderedDict()
         self._numbers = itertools.count()
         self._leaders: dict[str, asyncio.Event] = {}
-        self._failed = False  # a prefill failed: then nobody waits for another one's
+        self._failed = False  # the server failed at a prefill: then nobody waits for another one's
 
     @asynccontextmanager
     async def slot_for(
-        self, text: str, ticket: object, prefill: Callable[[int], Awaitable[bool]]
+        self, text: str, ticket: object, prefill: Callable[[int], Awaitable[Prefill]]
     ) -> AsyncIterator[int]:
         """A slot for the length of the block, with as much of the prompt in it as is known.
 
-        `prefill` computes the prompt in a slot and says whether it did; it is called where others wait for
-        the same beginning.
+        `prefill` computes the prompt in a slot and says what came of it; it is called where others wait for
+        the same beginning. Where the prompt is refused, the next of them computes the beginning.
         """
         await asyncio.sleep(_GATHER_S)
         while leader := self._leader(text):
@@ -143,10 +145,13 @@ class SlotPrompts:
         if not await self._files.restore(slot, saved[0]) and self._saved.get(best) == saved:
             self._drop(best)
 
-    async def _lead(self, text: str, slot: int, prefill: Callable[[int], Awaitable[bool]]) -> None:
+    async def _lead(self, text: str, slot: int, prefill: Callable[[int], Awaitable[Prefill]]) -> None:
         """Compute a prompt and write it to a file."""
-        self._failed = not await prefill(slot)
-        if not self._failed:
+        outcome = await prefill(slot)
+        self._failed |= outcome == "failed"
+        if outcome == "refused":
+            self._held[slot] = ""  # not this prompt: who believed so would read no file
+        if outcome == "done":
             name = f"{next(self._numbers)}.bin"
             size = await self._files.save(slot, name)
             if not size:

@@ -41,6 +41,8 @@ _OVERLOADED = re.compile(
     r"overloaded|too many requests|rate.?limit|no slot available|at capacity", re.IGNORECASE
 )
 _OVERLOAD_STATUSES = (429, 503, 529)
+# The beginnings of errors of a call that a server takes at no time, however well it is.
+REFUSED = re.compile("HTTP 4(?!08|29)|context overflow|content filter")
 # A prompt shorter than this fits every server's default context, so it is never judged as cut.
 _LONG_PROMPT_TOKENS = 512
 _MOST_TOKENS = 10**9  # of one call; a count beyond it is no count

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lemon_jax.backends import Message, Reply, Request, WorkerPool
+from lemon_jax.backends.wire import REFUSED
 from lemon_jax.runtime.store import CallStore, call_key
 
 # What a call in flight brings those who wait for it: its reply, the failure that ended it, or None where
 # its sender was cancelled. All three as values: an exception set on a future that happens to have no
 # waiter would be reported as never retrieved.
 _Outcome = Reply | Exception | None
-# A server that takes no such call at all: nothing is known of the prefix, now and at any other time.
-_REFUSED = re.compile("HTTP 4(?!08|29)|context overflow|content filter")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +77,8 @@ class Caller:
         # Where a call has failed, nothing will be counted that needs the prefix.
         if measured is None or any(replies[key].error for key in keys):
             return [_count(key, replies[key], 0) for key in keys]
-        if measured.reply.error and not _REFUSED.match(measured.reply.error):
+        # Of one that is refused nothing is known, now and at any other time.
+        if measured.reply.error and not REFUSED.match(measured.reply.error):
             # Without the measurement the cost would be another one than at the next attempt.
             lost = replace(
                 measured.reply, error=f"{measured.reply.error} (measuring the role's fixed prefix)"

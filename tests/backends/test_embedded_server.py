@@ -136,6 +136,32 @@ def test_a_model_that_thinks_is_told_to_answer_at_once(tmp_path):
     assert reply.prompt_tokens == len("(user\n2+3=?)\n(assistant\n") + len(NO_THOUGHTS)
 
 
+def test_a_prompt_that_does_not_fit_ends_no_sharing_of_beginnings(tmp_path, monkeypatch):
+    pytest.importorskip("xllamacpp", reason="needs the package xllamacpp")
+    path, saved = write_tiny_gguf(tmp_path / "tiny.gguf"), []
+    save = EmbeddedServer.save
+
+    async def noted(server, slot, name):
+        saved.append(await save(server, slot, name))
+        return saved[-1]
+
+    monkeypatch.setattr(EmbeddedServer, "save", noted)
+
+    async def run():
+        backend = EmbeddedBackend("m", lambda p: path, "gguf:0", ExclusiveGate(), slots=4, context=1024)
+        asked = [ask("x" * 700 + text) for text in ("y" * 1000, "1", "2", "3")]
+        try:
+            return {index: reply.error async for index, reply in backend.generate(asked)}
+        finally:
+            await backend.aclose()
+
+    errors = asyncio.run(run())
+    assert errors.pop(0).startswith("context overflow")
+    assert set(errors.values()) == {None}
+    assert len(saved) == 1
+    assert saved[0] > 0
+
+
 @needs_model
 @pytest.mark.slow
 def test_life_of_a_real_server():

@@ -50,7 +50,7 @@ class Double:
             await asyncio.sleep(0.01)
             self.computed += len(text) - common(self.held[slot], text)
             self.held[slot] = text
-            return True
+            return "done"
         finally:
             self.busy[slot] = False
 
@@ -137,6 +137,28 @@ def test_a_file_larger_than_all_may_be_is_not_kept(monkeypatch):
     double = run([f"{ROLE}{i} question" for i in range(4)], slots=4)
     assert double.largest > 0
     assert not double.files
+
+
+@pytest.mark.parametrize("outcome", ["refused", "failed"])
+def test_a_prompt_that_is_refused_says_nothing_of_the_server(outcome):
+    class Fails(Double):
+        tries = 0
+
+        async def answer(self, slot, text):
+            if not text.endswith("long"):
+                return await super().answer(slot, text)
+            self.tries += 1
+            await asyncio.sleep(0.01)
+            return outcome
+
+    texts = [f"{ROLE}{i} question {i}" for i in range(4)]
+    double = run([f"{ROLE} too long", *texts], double=Fails(5), slots=5)
+    assert double.tries == 2  # as the first of all, and for its own reply
+    if outcome == "refused":
+        assert double.computed == distinct(texts)
+        assert double.restored == 3
+    else:
+        assert not double.files  # whoever waited for another one's beginning would wait in vain
 
 
 def test_who_waits_for_a_call_that_fails_goes_on():
