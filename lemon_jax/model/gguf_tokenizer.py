@@ -42,8 +42,11 @@ _PRE_TOKENIZERS = {
 _WHOLE_WORDS = ("llama-bpe",)
 # What ends a turn or a text in the families known, where the file names only one of several.
 _ENDS = (
-    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"),
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<EOT>", "_<EOT>"),
     *("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>"),
+    # With llama.cpp so do those of code models that stand between files, or fill a gap.
+    *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|file_sep|>"),
+    *("<|fim_repo|>", "<fim-repo>", "<|repo_name|>", "<reponame>", "<REPO>"),
 )
 
 

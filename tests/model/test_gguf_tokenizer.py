@@ -40,6 +40,19 @@ def test_whole_words_of_llama_3_are_not_merged():
     assert len(numbers["qwen2"]) == 5  # digit by digit; Llama 3 takes three at a time
 
 
+def test_a_reply_ends_where_it_does_with_llama_cpp():
+    values = gguf_values("qwen", "qwen2")
+    ends = ["<|repo_name|>", "<|file_sep|>", "<|fim_pad|>", "<EOT>", "_<EOT>"]
+    first = len(values["tokens"]) - 7  # rows that no piece has
+    for i, text in enumerate([*ends, "<|fim_middle|>", "</s>"], start=first):
+        values["tokens"][i], values["token_type"][i] = text, 3
+    values["token_type"][first + 6] = 1  # Qwen's "</s>" is a piece of text, which a policy may write
+    before = gguf_tokenizer(gguf_values("qwen", "qwen2")).eos_ids
+    found = gguf_tokenizer(values).eos_ids
+    assert found[: len(before)] == before
+    assert sorted(found[len(before) :]) == list(range(first, first + 5))
+
+
 @pytest.fixture(scope="module")
 def own_model(tmp_path_factory):
     path = tmp_path_factory.mktemp("own") / "t.model"
