@@ -40,6 +40,8 @@ _PRE_TOKENIZERS = {
 }
 # Families whose whole words are taken as they are, before any merge.
 _WHOLE_WORDS = ("llama-bpe",)
+# Families of byte pairs whose texts begin with bos where the file does not say.
+_BEGIN_WITH_BOS = ("llama-bpe",)
 # What ends a turn or a text in the families known, where the file names only one of several.
 _ENDS = (
     *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<EOT>", "_<EOT>"),
@@ -67,8 +69,8 @@ def gguf_tokenizer(fields: Mapping[str, Any]) -> TextTokenizer:
     ends = [_id(fields, name) for name in ("eos", "eot", "eom")]
     ends += [controls[text] for text in _ENDS if text in controls]
     eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
-    # Of the two kinds, only SentencePiece models begin their texts with bos where the file does not say.
-    begins = fields.get("add_bos_token", model == "llama")
+    # Where the file does not say, SentencePiece models begin their texts with bos.
+    begins = fields.get("add_bos_token", model == "llama" or fields.get("pre") in _BEGIN_WITH_BOS)
     pad_id = _id(fields, "padding")
     ids = TokenIds(
         vocab_size=len(tokens),

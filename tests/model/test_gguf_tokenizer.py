@@ -40,6 +40,14 @@ def test_whole_words_of_llama_3_are_not_merged():
     assert len(numbers["qwen2"]) == 5  # digit by digit; Llama 3 takes three at a time
 
 
+def test_which_families_begin_a_text_with_bos():
+    values = gguf_values("gpt-2", "llama-bpe")
+    assert gguf_tokenizer(values).bos_id is None  # the file says so
+    del values["add_bos_token"]
+    assert gguf_tokenizer(values).bos_id == values["bos_token_id"]
+    assert gguf_tokenizer(values | {"pre": "gpt-2"}).bos_id is None
+
+
 def test_a_reply_ends_where_it_does_with_llama_cpp():
     values = gguf_values("qwen", "qwen2")
     ends = ["<|repo_name|>", "<|file_sep|>", "<|fim_pad|>", "<EOT>", "_<EOT>"]
