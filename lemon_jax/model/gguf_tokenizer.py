@@ -44,8 +44,8 @@ _WHOLE_WORDS = ("llama-bpe",)
 _BEGIN_WITH_BOS = ("llama-bpe",)
 # What ends a turn or a text in the families known, where the file names only one of several.
 _ENDS = (
-    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<EOT>", "_<EOT>"),
-    *("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>"),
+    *("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>"),
+    *("<|endoftext|>", "<|end_of_text|>", "<eos>", "</s>", "<EOT>", "_<EOT>"),
     # With llama.cpp so do those of code models that stand between files, or fill a gap.
     *("<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<|file_sep|>"),
     *("<|fim_repo|>", "<fim-repo>", "<|repo_name|>", "<reponame>", "<REPO>"),
@@ -60,22 +60,22 @@ def gguf_tokenizer(fields: Mapping[str, Any]) -> TextTokenizer:
     """
     kinds = {"gpt2": _from_merges, "llama": _from_scores}
     model = fields.get("model")
-    if model not in kinds:
+    if not isinstance(model, str) or model not in kinds:
         raise LemonError(f"tokenizer model {model!r:.40} is unknown, expected one of {', '.join(kinds)}")
     tokens, types = _array(fields, "tokens", str), _array(fields, "token_type", int)
     if len(types) != len(tokens):
         raise LemonError(f"{len(tokens)} tokens have {len(types)} types; fetch the model file again")
     controls = {t: i for i, t in enumerate(tokens) if types[i] == CONTROL}
-    ends = [_id(fields, name) for name in ("eos", "eot", "eom")]
+    ends = [named_id(fields, name) for name in ("eos", "eot", "eom")]
     ends += [controls[text] for text in _ENDS if text in controls]
     eos_ids = tuple(dict.fromkeys(i for i in ends if i is not None))
     # Where the file does not say, SentencePiece models begin their texts with bos.
     begins = fields.get("add_bos_token", model == "llama" or fields.get("pre") in _BEGIN_WITH_BOS)
-    pad_id = _id(fields, "padding")
+    pad_id = named_id(fields, "padding")
     ids = TokenIds(
         vocab_size=len(tokens),
         pad_id=next(iter(eos_ids), 0) if pad_id is None else pad_id,
-        bos_id=_id(fields, "bos") if begins else None,
+        bos_id=named_id(fields, "bos") if begins else None,
         eos_ids=eos_ids,
     )
     return kinds[model](fields, tokens, types, ids)
@@ -85,7 +85,7 @@ def _from_merges(
     fields: Mapping[str, Any], tokens: list[str], types: list[int], ids: TokenIds
 ) -> TextTokenizer:
     pre = fields.get("pre")
-    if pre not in _PRE_TOKENIZERS:
+    if not isinstance(pre, str) or pre not in _PRE_TOKENIZERS:
         raise LemonError(
             f"pre-tokenizer {pre!r:.40} is unknown, expected one of {', '.join(_PRE_TOKENIZERS)}; use "
             "another model, or a hub folder of this one"
@@ -122,16 +122,20 @@ def _from_scores(
         tokens,
         _array(fields, "scores", float),
         types,
-        unk_id=_id(fields, "unknown") or 0,
+        unk_id=named_id(fields, "unknown") or 0,
         add_dummy_prefix=bool(fields.get("add_space_prefix", True)),
     )
     return Tokenizer(proto, ids)
 
 
-def _id(fields: Mapping[str, Any], name: str) -> int | None:
-    value = fields.get(f"{name}_token_id")
-    if value is not None and type(value) is not int:
-        raise LemonError(f"tokenizer.ggml.{name}_token_id is {value!r:.40}, expected a whole number")
+def named_id(fields: Mapping[str, Any], name: str) -> int | None:
+    """What the file names as its "bos", "eos", ... token. Raises `LemonError` for what is none of its tokens."""
+    value, size = fields.get(f"{name}_token_id"), len(fields["tokens"])
+    if value is not None and (type(value) is not int or not 0 <= value < size):
+        raise LemonError(
+            f"tokenizer.ggml.{name}_token_id is {value!r:.40}, expected a whole number below {size}; "
+            "fetch the model file again"
+        )
     return value
 
 

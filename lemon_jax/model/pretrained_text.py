@@ -11,7 +11,7 @@ from typing import Any
 from lemon_jax.errors import LemonError
 from lemon_jax.model.chat_template import ChatTemplate
 from lemon_jax.model.gguf_file import GgufFile
-from lemon_jax.model.gguf_tokenizer import gguf_tokenizer
+from lemon_jax.model.gguf_tokenizer import gguf_tokenizer, named_id
 from lemon_jax.model.hub_tokenizer import TOKENIZER_JSON, HubTokenizer
 from lemon_jax.model.hub_weights import read_json
 from lemon_jax.model.text_tokenizer import IDS_FILE, TextTokenizer, TokenIds
@@ -57,9 +57,11 @@ def _from_gguf(path: Path) -> PretrainedText:
     try:
         tokenizer = gguf_tokenizer(fields)
         names = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding", "unk_token": "unknown"}
-        ids = {symbol: fields.get(f"{name}_token_id") for symbol, name in names.items()}
+        ids = {symbol: named_id(fields, name) for symbol, name in names.items()}
         symbols = {symbol: fields["tokens"][i] for symbol, i in ids.items() if i is not None}
         source = metadata.get("tokenizer.chat_template")
+        if source is not None and not isinstance(source, str):
+            raise LemonError(f"tokenizer.chat_template is {type(source).__name__}, expected a text")
         template = ChatTemplate(source, symbols, today=TODAY) if source else None
         return PretrainedText(tokenizer=_ending(tokenizer, template), template=template)
     except LemonError as error:

@@ -2,8 +2,10 @@
 
 import json
 
+import numpy as np
 import pytest
 import sentencepiece
+from gguf_files import gguf_writer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from small_tokenizers import gguf_values, hub_tokenizer
@@ -12,7 +14,7 @@ from text_samples import samples
 from lemon_jax.errors import LemonError
 from lemon_jax.model import Tokenizer, train_tokenizer
 from lemon_jax.model.gguf_tokenizer import gguf_tokenizer
-from lemon_jax.model.pretrained_text import load_tokenizer
+from lemon_jax.model.pretrained_text import load_pretrained_text, load_tokenizer
 
 TEXTS = samples(120)
 PRE = {"qwen": "qwen2", "gpt-2": "gpt-2", "smollm": "smollm"}
@@ -123,17 +125,21 @@ def test_symbols_of_spaces_are_found_before_pieces(own_model):
     [
         ({"model": "bert"}, "tokenizer model 'bert' is unknown, expected one of gpt2, llama"),
         ({"model": None}, "tokenizer model None is unknown"),
+        ({"model": ["gpt2"]}, "tokenizer model ['gpt2'] is unknown"),
         ({"pre": "tekken"}, "pre-tokenizer 'tekken' is unknown, expected one of gpt-2, smollm"),
         ({"pre": None}, "pre-tokenizer None is unknown"),
+        ({"pre": [2]}, "pre-tokenizer [2] is unknown"),
         ({"tokens": None}, "tokenizer.ggml.tokens is NoneType, expected a list of str"),
         ({"token_type": [1, 2]}, "tokens have 2 types"),
         ({"token_type": ["a"]}, "tokenizer.ggml.token_type is list, expected a list of int"),
         ({"merges": None}, "tokenizer.ggml.merges is NoneType"),
         ({"merges": ["no such"]}, "does not read it"),
         ({"merges": ["nospace"]}, "does not read it"),
-        ({"eos_token_id": 10**9}, "name [1000000000]"),
+        ({"eos_token_id": 10**9}, "eos_token_id is 1000000000, expected a whole number below 6"),
         ({"eos_token_id": "x"}, "tokenizer.ggml.eos_token_id is 'x', expected a whole number"),
-        ({"padding_token_id": -1}, "name [-1]"),
+        ({"padding_token_id": -1}, "padding_token_id is -1, expected"),
+        ({"bos_token_id": 10**9, "add_bos_token": True}, "bos_token_id is 1000000000, expected"),
+        ({"eot_token_id": -2}, "eot_token_id is -2, expected"),
     ],
 )
 def test_values_that_make_no_tokenizer_are_named(change, message):
@@ -141,6 +147,34 @@ def test_values_that_make_no_tokenizer_are_named(change, message):
         gguf_tokenizer(gguf_values("qwen", "qwen2") | change)
     assert message in str(fault.value)
     assert "\n" not in str(fault.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"unknown_token_id": 4_000_000_000}, "unknown_token_id is 4000000000, expected a whole number"),
+        ({"bos_token_id": 700}, "bos_token_id is 700, expected a whole number"),  # and is not used
+        ({"bos_token_id": -1}, "bos_token_id is -1, expected a whole number"),
+        ({"template": 5}, "tokenizer.chat_template is int, expected a text"),
+        ({"template": [1]}, "tokenizer.chat_template is list, expected a text"),
+    ],
+)
+def test_a_file_whose_text_side_is_hostile(change, message, tmp_path):
+    def write(path, values):
+        with gguf_writer(path, "qwen2") as writer:
+            add = {str: writer.add_string, bool: writer.add_bool, list: writer.add_array}
+            for name, value in values.items():
+                key = "tokenizer.chat_template" if name == "template" else f"tokenizer.ggml.{name}"
+                add.get(type(value), writer.add_int64)(key, value)
+            writer.add_tensor("t", np.ones(1, np.float32))
+
+    sound = gguf_values("qwen", "qwen2") | {"template": "{{ messages[0].content }}"}
+    write(tmp_path / "sound.gguf", sound)
+    assert load_pretrained_text(tmp_path / "sound.gguf", 0).template is not None
+    write(tmp_path / "hostile.gguf", sound | change)
+    with pytest.raises(LemonError) as fault:
+        load_pretrained_text(tmp_path / "hostile.gguf", 0)
+    assert f"hostile.gguf: {message}" in str(fault.value).replace("tokenizer.ggml.", "")
 
 
 def test_two_tokens_of_one_text(own_model):
@@ -152,7 +186,7 @@ def test_two_tokens_of_one_text(own_model):
     values["tokens"][300] = values["tokens"][301]
     with pytest.raises(LemonError, match="not a SentencePiece model"):
         gguf_tokenizer(values)
-    with pytest.raises(LemonError, match="unknown token 9999"):
+    with pytest.raises(LemonError, match="unknown_token_id is 9999, expected"):
         gguf_tokenizer(score_values(own_model, unknown_token_id=9999))
 
 
