@@ -27,8 +27,8 @@ class JaxBackend:
     """A worker model on `model.serving`, loaded at the first request.
 
     `locate` returns the model file, downloading it if need be, and `load` makes a served model of it, calling
-    its second argument between parts; both run in the engine's thread. A reply depends on its request alone, not on what else is asked. Identity:
-    "jax:", the head of the file's digest, and the type of the weights.
+    its second argument between parts; both run in the engine's thread. A reply depends on its request alone,
+    not on what else is asked. Identity: "jax:", the head of the file's digest, and the type of the weights.
     """
 
     def __init__(

@@ -129,7 +129,7 @@ def _from_scores(
 
 
 def named_id(fields: Mapping[str, Any], name: str) -> int | None:
-    """What the file names as its "bos", "eos", ... token. Raises `LemonError` for what is none of its tokens."""
+    """What the file names as its "bos", "eos", ... token. Raises `LemonError` for an id of no token."""
     value, size = fields.get(f"{name}_token_id"), len(fields["tokens"])
     if value is not None and (type(value) is not int or not 0 <= value < size):
         raise LemonError(

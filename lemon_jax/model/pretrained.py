@@ -50,7 +50,7 @@ def read_decoder(source: Source, dtype: np.dtype) -> Decoder:
 
 
 def check_tensors(source: Source) -> dict[str, Place]:
-    """The place of every parameter. Raises `LemonError` for tensors that are not those its config asks for."""
+    """The place of every parameter. Raises `LemonError` for tensors other than its config's."""
     shapes = source.shapes()
     _check_size(source.path, source.config, shapes)
     wanted = places(source.config)

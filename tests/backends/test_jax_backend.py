@@ -273,23 +273,22 @@ def test_closing_while_the_model_loads_does_not_wait_for_it(obeys, monkeypatch, 
 
 
 def test_loading_may_end_before_each_of_its_parts(folder):
-    parts = []
-    load_jax_model(
-        folder / "tiny.gguf", slots=2, context=256, weights="float32", go_on=lambda: parts.append(1)
-    )
-    assert len(parts) == 1 + len(places(CONFIG)) + 2  # the file, the tensors, two programs
+    def parts_until(end):
+        parts = []
 
-    def end_at(calls):
-        if len(calls) == last:
-            raise LemonError("closed")
-        calls.append(1)
+        def go_on():
+            if len(parts) == end:
+                raise LemonError("closed")
+            parts.append(1)
 
-    for last in (0, 1, len(parts) - 1):
-        calls = []
+        load_jax_model(folder / "tiny.gguf", slots=2, context=256, weights="float32", go_on=go_on)
+        return len(parts)
+
+    parts = parts_until(None)
+    assert parts == 1 + len(places(CONFIG)) + 2  # the file, the tensors, two programs
+    for end in (0, 1, parts - 1):
         with pytest.raises(LemonError, match="closed"):
-            load_jax_model(
-                folder / "tiny.gguf", slots=2, context=256, weights="float32", go_on=lambda: end_at(calls)
-            )
+            parts_until(end)
 
 
 def test_a_file_that_is_no_model_is_one_clear_error(folder, tmp_path):
