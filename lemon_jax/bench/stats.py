@@ -1,6 +1,14 @@
-"""Intervals and paired tests for accuracies."""
+"""Intervals and paired tests for accuracies; the ends of a series of steps."""
 
-from math import comb, sqrt
+from math import ceil, comb, sqrt
+
+
+def fifth(n: int) -> int:
+    """How many of n steps the first fifth has, and the last: at least one.
+
+    # In: 1, 10, 12   Out: 1, 2, 3
+    """
+    return max(1, ceil(n / 5))
 
 
 def wilson(k: int, n: int, z: float = 1.96) -> tuple[float, float]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ..bench.stats import fifth
 from .run_files import RunFiles, mean, number
 from .svg import Format, Series, compact, esc, line_chart, percent
 
@@ -52,15 +53,10 @@ def curves_section(run: RunFiles) -> str:
     cards = "".join(_card(chart, rows) for chart in _CHARTS)
     if not cards:
         return ""
-    note = "Numbers beside a title: mean of the first and of the last fifth of the steps."
+    note = "Numbers beside a title: mean of the first and of the last fifth of the steps with a value."
     if len(rows) >= 15:
         note += " Faint: each step; strong: exponential average."
     return f'<section><h2>Training</h2><div class="charts">{cards}</div><p class="note">{note}</p></section>'
-
-
-def fifth(n: int) -> int:
-    """Size of the first and the last fifth of n steps, at least one."""
-    return max(1, n // 5)
 
 
 def _card(chart: _Chart, rows: Sequence[dict[str, Any]]) -> str:
@@ -74,12 +70,12 @@ def _card(chart: _Chart, rows: Sequence[dict[str, Any]]) -> str:
     )
     if not picture:
         return ""
-    size = fifth(len(rows))
     ends, legend = "", ""
     if len(series) == 1:
-        values = [y for _, y in series[0].points]
+        values = [y for _, y in series[0].points if y is not None]  # as summary.json counts the rewards
+        size = fifth(len(values))
         first, last = mean(values[:size]), mean(values[-size:])
-        ends = " → ".join(chart.form(v) for v in (first, last) if v is not None) if len(rows) > 1 else ""
+        ends = " → ".join(chart.form(v) for v in (first, last) if v is not None) if len(values) > 1 else ""
     else:
         names = "".join(f'<li class="s{i % 8}">{esc(s.name)}</li>' for i, s in enumerate(series))
         legend = f'<ul class="legend">{names}</ul>'

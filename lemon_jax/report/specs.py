@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from .curves import fifth
+from ..bench.stats import fifth
 from .run_files import RunFiles, mapping, number, objects
 from .svg import compact, esc
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -16,6 +15,7 @@ from jax.sharding import Mesh
 
 from lemon_jax.backends import Reply, WorkerPool
 from lemon_jax.bench import Dataset, Task
+from lemon_jax.bench.stats import fifth
 from lemon_jax.extraction import read_answer
 from lemon_jax.model import params_sha256
 from lemon_jax.orchestrator import Orchestrator, Rollout
@@ -250,14 +250,6 @@ class Job:
         return rows
 
     def _summary(self, rows: list[dict[str, Any]], store: CallStore, wall_s: float) -> dict[str, Any]:
-        metrics = self.run.read(METRICS)
-        rewards = [m["reward"] for m in metrics if m["reward"] is not None]
-        fifth = max(1, math.ceil(len(rewards) / 5))
-
-        def total(name: str) -> int:
-            return sum(m[name] for m in metrics)
-
-        specs = len(metrics) * self.config.specs_per_step
         return {
             "bench": self.config.bench,
             "workers": self.config.workers,
@@ -266,19 +258,7 @@ class Job:
             "steps": self.config.steps,
             "wall_s": round(self._earlier_s + wall_s, 1),
             "data": tested([self.datasets[bench] for bench in self.config.tested]),
-            "train": {
-                "executions": total("executions"),
-                "counterfactual_executions": total("counterfactual_executions"),
-                "worker_tokens": total("worker_tokens"),
-                "counterfactual_tokens": total("counterfactual_tokens"),
-                "cached_calls": total("cached_calls"),
-                "recorded_calls": total("recorded_calls"),
-                "invalid_rate": round(
-                    sum(m["invalid_rate"] for m in metrics) * self.config.specs_per_step / max(specs, 1), 4
-                ),
-                "reward_first": _mean(rewards[:fifth]),
-                "reward_last": _mean(rewards[-fifth:]),
-            },
+            "train": training_facts(self.run.read(METRICS)),
             # Of the whole run: training, search and evaluation, over all its processes.
             "calls": {"recorded": store.count(recorded=True), "live": store.count(recorded=False)},
             "eval": rows,
@@ -293,6 +273,19 @@ class Job:
 def _verdict(rollout: Rollout) -> Parsed:
     """A spec that was cut at the token limit is not valid as written, even where it parses."""
     return rollout.parsed if rollout.finished else replace(rollout.parsed, strict_ok=False)
+
+
+def training_facts(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What summary.json says of the training, by the lines of metrics.jsonl."""
+    rewards = [m["reward"] for m in metrics if m["reward"] is not None]
+    ends = fifth(len(rewards))
+    counted = ("executions", "counterfactual_executions", "worker_tokens", "counterfactual_tokens")
+    return {
+        **{name: sum(m[name] for m in metrics) for name in (*counted, "cached_calls", "recorded_calls")},
+        "invalid_rate": round(sum(m["invalid_rate"] for m in metrics) / max(len(metrics), 1), 4),
+        "reward_first": _mean(rewards[:ends]),
+        "reward_last": _mean(rewards[-ends:]),
+    }
 
 
 def _mean(values: list[float]) -> float | None:
