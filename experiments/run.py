@@ -104,7 +104,9 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
         if is_simulated(pool):
             pool.world = seal(task for d in datasets.values() for task in (*d.train, *d.test))
             progress.note(SIMULATED_WARNING)
-        recording = hosts.agree(lambda: _recording(args, datasets, simulated=is_simulated(pool)))
+        fresh = args.fresh or bool((earlier or {}).get("fresh"))  # and so it stays when it is resumed
+        unserved = fresh or is_simulated(pool)
+        recording = hosts.agree(lambda: {} if unserved else _recording(args, datasets))
         if recording:
             size, how = f"{len(recording):,}", "may serve this run (--fresh ignores them)"
             how = "serve this replay, and no worker" if recorded else how
@@ -117,6 +119,7 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
                     facts = manifest(config, datasets, policy, pool, scale)
                     place = hosts.on_first(lambda: _checkpoints(args, earlier))
                     facts |= {"checkpoints": place} if place else {}
+                    facts |= {"fresh": True} if fresh else {}
                     if recorded is not None:
                         _check_same(recorded, facts, "replay")
                     directory = _directory(args, config, hosts, facts, earlier, progress)
@@ -330,14 +333,12 @@ def _way_on(args: argparse.Namespace) -> str:
     return f"the same command and --out {args.out}" if args.out else "the same command"
 
 
-def _recording(args: argparse.Namespace, benches: Iterable[str], *, simulated: bool) -> dict[str, Reply]:
+def _recording(args: argparse.Namespace, benches: Iterable[str]) -> dict[str, Reply]:
     """The recorded calls that may answer this run's: of a replay its own, else those of all its benches."""
     from lemon_jax.runtime import read_recording
 
     if args.replay:
         return read_recording(args.replay / CALLS)
-    if args.fresh or simulated:
-        return {}
     return {key: reply for bench in benches for key, reply in recorded_calls(bench, CHECKPOINTS).items()}
 
 

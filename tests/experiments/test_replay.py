@@ -190,6 +190,18 @@ def test_no_call_is_stored_twice_and_none_is_lost(exported, checkpoints, tmp_pat
     assert again.keys() == own.keys() - first.keys()
 
 
+@pytest.mark.parametrize("begun", [["--fresh"], []], ids=["fresh", "served"])
+def test_a_run_resumed_is_served_by_recordings_as_it_began(begun, exported, tmp_path):
+    run = tmp_path / "live"
+    assert run_main("--bench", "multiarith", *SMALL, "--steps", 2, *begun, "--out", run) == 0
+    assert json.loads((run / "manifest.json").read_text()).get("fresh", False) == bool(begun)
+    for flags, served in (([], not begun), (["--fresh"], False)):
+        (run / "calls.sqlite").unlink()  # what the evaluation asks, it asks again
+        assert run_main("--resume", run, *flags) == 0
+        calls = json.loads((run / "summary.json").read_text())["calls"]
+        assert (calls["recorded"] > 0, calls["live"] > 0) == (served, not served)
+
+
 @pytest.mark.parametrize("fault", ["unfinished", "failed", "foreign"])
 def test_what_nobody_could_replay_is_not_exported(fault, exported, checkpoints, tmp_path, capsys):
     run, before = tmp_path / "run", contents(checkpoints)
