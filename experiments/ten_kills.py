@@ -314,7 +314,8 @@ def _compare(calm: Path, killed: Path) -> bool:
         good &= equal
         print(f"{name}: {'equal' if equal else 'DIFFERENT'}")
     row = _row(calm)
-    right = f"{row['accuracy']:.1%} of {row['n']:,} right, {row['no_answer']} without an answer"
+    share = "unknown how many" if row["accuracy"] is None else f"{row['accuracy']:.1%}"
+    right = f"{share} of {row['n']:,} right, {row['no_answer']} without an answer"
     print(f"  {right}, cost per task {row['cost_per_task']}, {row['calls']:,} calls")
     return good
 

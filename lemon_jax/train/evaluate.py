@@ -226,8 +226,9 @@ async def evaluate(
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """One row of the results table, and its lines of executions.jsonl; each has the `output` that was graded.
 
-    `accuracy` is over the tasks that no infrastructure failure took out; its interval is Wilson's
-    95 %. A spec that is not strictly valid is executed as repaired; what cannot be repaired is wrong.
+    `accuracy` is over the tasks that no infrastructure failure took out, its interval is Wilson's 95 %.
+    Where it took all out, accuracy, tokens and cost are None. A spec that is not strictly valid is executed
+    as repaired; what cannot be repaired is wrong.
     `regret` of each spec is known where workers are simulated, and the row says that they are.
     """
     start = time.monotonic()
@@ -244,12 +245,13 @@ async def evaluate(
     known = [s for s in scored if not s.infra_failed]
     correct = sum(s.grade.correct for s in known)
     usages = [s.execution.usage for s in known if s.execution]
-    n = max(len(known), 1)
     unmetered = sum(u.unmetered for u in usages)
 
     def per_task(name: str) -> float | None:
-        """A mean that is unknown as soon as one call's tokens are."""
-        return None if unmetered else round(sum(getattr(u, name) for u in usages) / n, 2)
+        """A mean that is unknown as soon as one call's tokens are, and where nothing was measured."""
+        if unmetered or not known:
+            return None
+        return round(sum(getattr(u, name) for u in usages) / len(known), 2)
 
     calls = count_calls(store, scope, [key for s in scored for key in s.call_keys()])
     low, high = wilson(correct, len(known)) if known else (0.0, 1.0)
@@ -261,7 +263,7 @@ async def evaluate(
         "seed": setting.seed,
         "extractor": setting.extractor,
         "protocol": setting.protocol,
-        "accuracy": round(correct / n, 4),
+        "accuracy": round(correct / len(known), 4) if known else None,
         "ci95": [round(low, 4), round(high, 4)],
         "prompt_tokens_per_task": per_task("prompt_tokens"),
         "prefix_tokens_per_task": per_task("prefix_tokens"),

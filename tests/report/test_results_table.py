@@ -134,6 +134,21 @@ def test_best_accuracy_and_lowest_cost_are_bold():
     assert not re.search(r"\x1b\[1m *1,512", text)
 
 
+def test_a_method_whose_every_execution_failed_has_no_result_and_is_not_the_cheapest(tmp_path):
+    """The row that `evaluate` makes of it."""
+    unknown = dict.fromkeys(("accuracy", "prompt_tokens_per_task", "generated_tokens_per_task"))
+    lost = ROWS[1] | unknown | {"cost_per_task": None, "ci95": [0.0, 1.0]}
+    lost |= {"method": "sc", "infra_failed": 50}
+    rows = summary(eval=[ROWS[0], ROWS[1] | {"method": "cot"}, lost])
+    text = render(rows, terminal=True)
+    assert re.search(r"\x1b\[1m +312", text)
+    line = next(x for x in render(rows).splitlines() if x.startswith("sc "))
+    assert line.split() == ["sc", "-", "50", "-", "-", "-", "-", "50", "6.2"]
+    (tmp_path / "summary.json").write_text(json.dumps(rows))
+    html = results_section(load_run(tmp_path))
+    assert re.findall(r'class="(?:n )?best">([0-9.]+)', html) == ["42.0", "312"]
+
+
 def several_benches():
     """Rows in which the best of one bench are behind those of the other, and a bench with one row."""
     numbers = [("a", 0.41, 11.0), ("a", 0.42, 12.0), ("b", 0.83, 103.0), ("b", 0.84, 102.0), ("c", 0.95, 1.0)]

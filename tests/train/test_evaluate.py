@@ -102,7 +102,9 @@ def test_tokens_that_a_server_does_not_report_make_the_cost_unknown(monkeypatch)
 def test_nothing_but_failures_is_no_knowledge():
     row, _ = _evaluate(fixed(SOLVER, len(TASKS)), failures=1.0)
     assert row["infra_failed"] == len(TASKS)
-    assert (row["accuracy"], row["ci95"]) == (0.0, [0.0, 1.0])
+    assert (row["accuracy"], row["ci95"]) == (None, [0.0, 1.0])
+    names = ("prompt_tokens_per_task", "prefix_tokens_per_task", "generated_tokens_per_task", "cost_per_task")
+    assert [row[name] for name in names] == [None] * 4
 
 
 def test_repaired_specs_are_executed_and_hopeless_ones_are_wrong():
