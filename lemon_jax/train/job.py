@@ -258,7 +258,7 @@ class Job:
             "steps": self.config.steps,
             "wall_s": round(self._earlier_s + wall_s, 1),
             "data": tested([self.datasets[bench] for bench in self.config.tested]),
-            "train": training_facts(self.run.read(METRICS)),
+            "train": training_facts(self.run.read(METRICS), self.run.read(EXECUTIONS)),
             # Of the whole run: training, search and evaluation, over all its processes.
             "calls": {"recorded": store.count(recorded=True), "live": store.count(recorded=False)},
             "eval": rows,
@@ -275,14 +275,18 @@ def _verdict(rollout: Rollout) -> Parsed:
     return rollout.parsed if rollout.finished else replace(rollout.parsed, strict_ok=False)
 
 
-def training_facts(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What summary.json says of the training, by the lines of metrics.jsonl."""
+def training_facts(
+    metrics: Sequence[Mapping[str, Any]], executions: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """What summary.json says of the training, by the lines of metrics.jsonl and executions.jsonl."""
+    valid = [row["valid"] for row in executions if row["phase"] == "train"]
     rewards = [m["reward"] for m in metrics if m["reward"] is not None]
     ends = fifth(len(rewards))
     counted = ("executions", "counterfactual_executions", "worker_tokens", "counterfactual_tokens")
     return {
         **{name: sum(m[name] for m in metrics) for name in (*counted, "cached_calls", "recorded_calls")},
-        "invalid_rate": round(sum(m["invalid_rate"] for m in metrics) / max(len(metrics), 1), 4),
+        # Of all specs: with dynamic sampling steps have more or fewer of them.
+        "invalid_rate": round(valid.count(False) / max(len(valid), 1), 4),
         "reward_first": _mean(rewards[:ends]),
         "reward_last": _mean(rewards[-ends:]),
     }
