@@ -149,6 +149,12 @@ def check_counts(config: RunConfig) -> None:
 
 def _contrast_faults(config: RunConfig) -> list[str]:
     faults = []
+    for name in ("counterfactual", "tau"):
+        if getattr(config.update, name) == 0 and (config.edits_per_step or config.predicted_edits):
+            faults.append(
+                f"update.{name} is 0, and nothing would learn from the edits; give edits-per-step = 0 and no "
+                "predicted-edits (--no-counterfactual)"
+            )
     if not 0 <= config.noise_gate < math.inf:
         faults.append(f"noise-gate is {config.noise_gate}, it must be finite and not negative")
     if config.noise_gate and config.contrast_samples < 2:
@@ -162,6 +168,8 @@ def _contrast_faults(config: RunConfig) -> list[str]:
 def _idle_faults(config: RunConfig) -> list[str]:
     """Options that are not as by default, and nothing reads them."""
     update = config.update
+    # Else ratios are 1: up to rounding, which in bfloat16 may come to a bound.
+    ratios = config.updates_per_step > 1 or config.overlap or update.compute_dtype == "bfloat16"
     needs: list[tuple[str, Any, RunConfig | UpdateConfig, tuple[str, ...]]] = [
         ("edits-per-step", config.edits_per_step, config, _OF_EDITS),
         (
@@ -173,6 +181,7 @@ def _idle_faults(config: RunConfig) -> list[str]:
         ("counterfactual_form = preference", update.counterfactual_form == "preference", update, ("tau",)),
         ("policy_loss = clipped", update.policy_loss == "clipped", update, ("clip_low", "clip_high")),
         ("policy_loss = truncated", update.policy_loss == "truncated", update, ("truncate",)),
+        ("updates-per-step = 2 or overlap", ratios, update, ("clip_low", "clip_high", "truncate")),
         ("kl", update.kl, update, ("kl_estimator",)),
         ("best-fixed", config.best_fixed, config, ("search_candidates",)),
         ("lora-rank", config.lora_rank, config, ("lora_targets", "lora_alpha")),

@@ -156,6 +156,19 @@ def test_the_least_that_can_run():
             "update.clip_high without policy_loss = clipped",
         ),
         ({}, {"truncate": 3.0}, "update.truncate without policy_loss = truncated has no effect"),
+        # Each ratio is 1 then.
+        (
+            {"updates_per_step": 1},
+            {"clip_low": 0.1, "clip_high": 0.3},
+            "update.clip_low, update.clip_high without updates-per-step = 2 or overlap have no effect",
+        ),
+        (
+            {"updates_per_step": 1},
+            {"policy_loss": "truncated", "truncate": 3.0},
+            "update.truncate without updates-per-step = 2 or overlap has no effect",
+        ),
+        ({}, {"counterfactual": 0.0}, "update.counterfactual is 0, and nothing would learn from the edits"),
+        ({"edits_per_step": 0, "predicted_edits": 4}, {"tau": 0.0}, "update.tau is 0, and nothing would"),
         ({}, {"kl": 0.0, "kl_estimator": "k1"}, "update.kl_estimator without kl has no effect"),
         ({"search_candidates": 8}, {}, "search-candidates without best-fixed has no effect"),
         ({"lora_alpha": 8.0, "lora_targets": "q"}, {}, "lora-targets, lora-alpha without lora-rank have"),
@@ -179,6 +192,10 @@ def test_the_same_options_with_what_reads_them():
         update=replace(base.update, **update),
     )
     check_counts(config)
+    once, bounds = replace(base, updates_per_step=1), replace(base.update, clip_high=0.3)
+    check_counts(once)
+    check_counts(replace(once, overlap=True, update=bounds))
+    check_counts(replace(once, update=replace(bounds, compute_dtype="bfloat16")))  # rounding is large there
     check_counts(replace(base, edits_per_step=0, predicted_edits=4, update=replace(base.update, tau=2.0)))
     # Without counterfactuals what remains is what they do not read.
     alone = without_counterfactuals(replace(config, predicted_edits=3, group=8))
