@@ -58,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def check(run: RunDir, manifest: dict[str, Any], out: Path) -> None:
     """Raises LemonError for a run that nobody could replay from what is exported."""
-    config, metrics = manifest["config"], run.read(METRICS)
+    config = manifest["config"]
     if not (run.path / SUMMARY).exists():
         raise LemonError(f"{run.path}: the run has not ended; go on with --resume {run.path}")
     results = run.read_json(SUMMARY)
@@ -66,7 +66,9 @@ def check(run: RunDir, manifest: dict[str, Any], out: Path) -> None:
         raise LemonError(
             f"{run.path}: simulated workers repeat without a recording; export a run of real ones"
         )
-    failed = sum(row["infra_failed"] for row in (*metrics, *results["eval"]))
+    # Of all phases; with dynamic sampling also those that were executed again, and then did not fail.
+    failed = sum(row["infra_failed"] for row in run.read(ALL_EXECUTIONS))
+    failed += sum(row.get("rounds_infra_failed", 0) for row in run.read(METRICS))
     if failed:
         raise LemonError(
             f"{run.path}: {failed} executions failed on a server, which no recording repeats; export its "
@@ -115,7 +117,8 @@ def export(run: RunDir, manifest: dict[str, Any], out: Path) -> Path:
     else:
         path.unlink(missing_ok=True)
     for name in (MANIFEST, METRICS, SUMMARY):
-        shutil.copyfile(run.path / name, folder / name)
+        if (run.path / name).exists():  # a run of no steps has no metrics
+            shutil.copyfile(run.path / name, folder / name)
     write_rows(folder / EXECUTIONS, [kept(row) for row in run.read(ALL_EXECUTIONS)])
     _export_policy(run.policy, folder / POLICY)
     return folder

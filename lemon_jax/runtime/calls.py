@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from lemon_jax.backends import Message, Reply, Request, WorkerPool
+from lemon_jax.backends import Message, MissingCall, Reply, Request, WorkerPool
 from lemon_jax.backends.wire import REFUSED
 from lemon_jax.runtime.store import CallStore, call_key
 
@@ -143,18 +143,23 @@ class Caller:
                 settle(key, unanswered)
         return out
 
-    async def _measure(self, model: str, prefix: str) -> Call:
+    async def _measure(self, model: str, prefix: str) -> Call | None:
         """The call whose prompt tokens are those of a role's fixed prefix, as the server counts them.
 
         Asked once per model and role: one token that holds nothing else, so that it works with any
-        server; it overstates by the chat template's few closing tokens.
+        server; it overstates by the chat template's few closing tokens. None in a replay of a run whose
+        server refused it: a refusal is not recorded. Where it was recorded and is lost, costs differ, and
+        the replay says so.
         """
         probe = Request(
             model=model,
             messages=(Message(role="system", content=prefix), Message(role="user", content=".")),
             max_tokens=1,
         )
-        (call,) = await self.ask([probe], scope="prefix")
+        try:
+            (call,) = await self.ask([probe], scope="prefix")
+        except MissingCall:
+            return None
         return call
 
 

@@ -32,13 +32,18 @@ class Executed:
     batch: StepOutcome
     everything: StepOutcome
     rounds: tuple[int, ...] = ()  # of each group of `everything`, the round that sampled it
+    rounds_failed: int = 0  # executions that failed in their round, and perhaps not when executed again
 
     def facts(self, group: int) -> dict[str, Any]:
         """Metrics of dynamic sampling; none without it. The share is of all groups that were sampled."""
         if not self.rounds:
             return {}
         signal = carries_signal(self.everything.totals(), group)
-        return {"dynamic_rounds": max(self.rounds), "frac_reward_zero_std": float(np.mean(~signal))}
+        return {
+            "dynamic_rounds": max(self.rounds),
+            "frac_reward_zero_std": float(np.mean(~signal)),
+            "rounds_infra_failed": self.rounds_failed,
+        }
 
     def mark(self, rows: list[dict[str, Any]], group: int) -> list[dict[str, Any]]:
         """The step's lines of executions.jsonl; those of rollouts say their round and whether they were
@@ -94,6 +99,7 @@ async def sample_dynamically(
         batch=batch,
         everything=replace(batch, **more),
         rounds=tuple(rounds[i] for i in (*chosen, *dropped)),
+        rounds_failed=sum(reward.masked for group in sampled for reward in group.rewards),
     )
 
 

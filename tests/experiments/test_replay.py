@@ -8,7 +8,7 @@ import shutil
 import pytest
 from experiment_helpers import ROOT, contents, run_main, run_script, script
 
-from lemon_jax.backends import ScriptedBackend
+from lemon_jax.backends import Reply, ScriptedBackend
 from lemon_jax.model import params_sha256
 from lemon_jax.orchestrator import Orchestrator, read_manifest
 from lemon_jax.runtime import read_recording, write_recording
@@ -82,13 +82,41 @@ def test_what_is_exported(exported, tmp_path):
 def test_a_call_that_is_missing_is_never_asked(exported, no_worker, tmp_path, capsys):
     path = exported / "calls.jsonl.xz"
     calls = read_recording(path)
-    used = calls.popitem()
+    used = max(key for key, reply in calls.items() if (reply.generated_tokens or 0) > 1)  # no measurement
+    del calls[used]
     write_recording(path, calls)
     assert run_main("--replay", exported, "--out", tmp_path / "again") == 1
     out, err = capsys.readouterr()
     assert "is not in the recording" in err.splitlines()[-1]
     assert out.splitlines()[-1] == "verdict: DIFFERENT"
-    assert used[0] not in calls
+
+
+def test_a_measurement_that_its_server_refused_is_not_missed(checkpoints, tmp_path, monkeypatch, capsys):
+    answer = ScriptedBackend._answer
+
+    async def refuse(self, request):
+        if request.max_tokens == 1:
+            return Reply(text="", finish="error", error="HTTP 400: the prompt is too short")
+        return await answer(self, request)
+
+    monkeypatch.setattr(ScriptedBackend, "_answer", refuse)
+    few = ("--steps", 0, "--baselines", "cot", "--out", tmp_path / "run")
+    assert run_main("--bench", "multiarith", *SMALL, *few) == 0
+    rows = json.loads((tmp_path / "run" / "summary.json").read_text())["eval"]
+    assert {(row["prefix_tokens_per_task"], row["infra_failed"]) for row in rows} == {(0.0, 0)}
+    assert export_run.main([str(tmp_path / "run"), "--out", str(checkpoints)]) == 0
+    assert run_main("--replay", "multiarith", "--out", tmp_path / "again") == 0
+    assert "verdict: equal, bit for bit" in capsys.readouterr().out
+
+
+def test_a_measurement_that_is_lost_makes_other_costs(exported, tmp_path, capsys):
+    path = exported / "calls.jsonl.xz"
+    calls = read_recording(path)
+    write_recording(path, {k: r for k, r in calls.items() if (r.generated_tokens or 0) > 1})
+    assert run_main("--replay", exported, "--out", tmp_path / "again") == 1
+    out, err = capsys.readouterr()
+    assert out.splitlines()[-1] == "verdict: DIFFERENT"
+    assert "is not in the recording" not in err
 
 
 @pytest.mark.parametrize(
@@ -202,18 +230,25 @@ def test_a_run_resumed_is_served_by_recordings_as_it_began(begun, exported, tmp_
         assert (calls["recorded"] > 0, calls["live"] > 0) == (served, not served)
 
 
-@pytest.mark.parametrize("fault", ["unfinished", "failed", "foreign"])
+@pytest.mark.parametrize("fault", ["unfinished", "failed", "failed search", "failed round", "foreign"])
 def test_what_nobody_could_replay_is_not_exported(fault, exported, checkpoints, tmp_path, capsys):
     run, before = tmp_path / "run", contents(checkpoints)
     says = {
         "unfinished": "the run has not ended",
         "failed": "1 executions failed",
+        "failed search": "1 executions failed",
+        "failed round": "2 executions failed",
         "foreign": "began with the",
     }
     if fault == "unfinished":
         (run / "summary.json").unlink()
     elif fault == "failed":
-        change(run / "metrics.jsonl", '"infra_failed": 0', '"infra_failed": 1')
+        change(run / "executions.jsonl", '"infra_failed": false', '"infra_failed": true')
+    elif fault == "failed search":
+        with (run / "executions.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"phase": "search", "infra_failed": True}) + "\n")
+    elif fault == "failed round":
+        change(run / "metrics.jsonl", '"infra_failed": 0', '"infra_failed": 0, "rounds_infra_failed": 2')
     else:
         change(run / "manifest.json", '"policy": "tiny"', '"policy": "/home/me/other"')
     assert export_run.main([str(run), "--out", str(checkpoints)]) == 2

@@ -91,6 +91,10 @@ def test_against_a_plain_reference(seed):
     facts = executed.facts(GROUP)
     assert facts["dynamic_rounds"] == max(executed.rounds) == len(ran) - 2
     assert facts["frac_reward_zero_std"] == pytest.approx(1 - np.mean(signal))
+    # Of every first execution, whatever became of it when it was executed again.
+    assert facts["rounds_infra_failed"] == sum(
+        math.isnan(rewards[r][n][g]) for r, n, g in specs(batch + rest)
+    )
     rows = executed.mark([{} for _ in specs(batch + rest)] + [{"edit": 1}], GROUP)
     assert rows[-1] == {"edit": 1}
     assert [row["in_batch"] for row in rows[:-1]] == [True] * SIZE * GROUP + [False] * len(rest) * GROUP
