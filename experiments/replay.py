@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -13,7 +15,7 @@ from shipped import EXECUTIONS, POLICY, TRAINED, read_rows
 TOLERANCE = 1e-3  # of metrics computed with other versions or on another processor, relative and absolute
 # Whether a call was asked or looked up, and times: of the run that was recorded, not of what it computed.
 NOT_COMPARED = ("recorded_calls", "wall_s")
-# Of an execution. No gold answer: it is the benchmark's; no reply: the recorded calls hold it.
+# Of an execution, in plain text. No gold answer: it is the benchmark's; no reply: the recorded calls hold it.
 WRITTEN = (
     "phase",
     "method",
@@ -39,6 +41,10 @@ CAME_OF_IT = (
     "contrast",
     "contrast_se",
 )
+WHERE = ("phase", "method", "step", "task")
+DIGEST = "line_sha256"  # of all else too, such as the agents' tokens: of the whole line but for NOT_IN_IT
+NOT_IN_IT = ("gold", "output")
+WHOLE_LINES = "agents, tokens, faults"  # of executions, by their digests
 # What of a manifest decides the last bits of floats.
 ENVIRONMENT = ("processor", "device", "scale", "versions")
 NOT_ARITHMETIC = ("lemon_jax", "xllamacpp")
@@ -47,7 +53,9 @@ _SHOWN = 70  # characters of a value
 
 def kept(row: Mapping[str, Any]) -> dict[str, Any]:
     """Of a line of executions.jsonl, what is exported and compared."""
-    return {name: row[name] for name in dict.fromkeys((*WRITTEN, *CAME_OF_IT)) if name in row}
+    whole = {name: value for name, value in row.items() if name not in NOT_IN_IT}
+    digest = hashlib.sha256(json.dumps(whole, sort_keys=True).encode()).hexdigest()
+    return _of(row, tuple(dict.fromkeys((*WRITTEN, *CAME_OF_IT)))) | {DIGEST: digest}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +95,8 @@ def print_verdict(shipped: Path, replayed: Path, *, partial: bool = False) -> bo
         if part.difference:
             console.print(f"{part.name}, first difference: {part.difference}", markup=False)
     print("versions and processor: " + ("; ".join(other) if other else "as recorded"))
+    if not any(part.name == WHOLE_LINES for part in parts):
+        console.print(f"not compared: {WHOLE_LINES}; this export is from before it held their digests")
     exact = not any(part.difference for part in parts)
     # The parameters' digest is one bit pattern: with other low bits it says nothing.
     near = bool(other) and all(part.close or not part.difference for part in parts[:-1])
@@ -95,7 +105,7 @@ def print_verdict(shipped: Path, replayed: Path, *, partial: bool = False) -> bo
     elif near and not partial:
         digest = "differs" if parts[-1].difference else "is equal"
         print(
-            "verdict: equal up to rounding (specs, answers, rewards and results exactly, metrics within "
+            "verdict: equal up to rounding (all but metrics and parameters exactly, metrics within "
             f"{TOLERANCE:g}; the parameters' digest {digest})"
         )
     else:
@@ -110,14 +120,17 @@ def compare(shipped: Path, replayed: Path) -> list[Part]:
     run = RunDir(replayed)
     before, now = read_rows(shipped / EXECUTIONS), [kept(row) for row in run.read("executions.jsonl")]
     results, results_now = _json(shipped / "summary.json"), _json(replayed / "summary.json")
+    executed = {"specs as written": WRITTEN, "answers, rewards, contrasts": CAME_OF_IT}
+    if any(DIGEST in row for row in before):
+        executed[WHOLE_LINES] = (*WHERE, DIGEST)
     digest = _json(shipped / POLICY / "manifest.json").get(TRAINED, "none")
     digest_now = _json(replayed / POLICY / "manifest.json").get("params_sha256", "none")
     differs = digest != digest_now
     return [
-        _rows("specs as written", _only(before, WRITTEN), _only(now, WRITTEN)),
-        _rows("answers, rewards, contrasts", _only(before, CAME_OF_IT), _only(now, CAME_OF_IT)),
+        *(_rows(name, _only(before, of), _only(now, of)) for name, of in executed.items()),
         _rows("metrics.jsonl", RunDir(shipped).read(METRICS), run.read(METRICS), floats=True),
         _rows("results", results.get("eval", []), results_now.get("eval", [])),
+        _rows("totals of training and search", _totals(results, results), _totals(results_now, results)),
         Part(
             name="parameters, SHA-256",
             recorded=digest[:12],
@@ -160,9 +173,7 @@ def _first(rows: list[dict[str, Any]], path: tuple[Any, ...], before: Any, now: 
     """In: (3, "spec"), two texts  Out: line 4 (phase train, step 0, task aqua-7), spec: 'a…' and 'b…'"""
     line, *names = path
     row = rows[line] if line < len(rows) else {}
-    of = ", ".join(
-        f"{name} {row[name]}" for name in ("phase", "method", "step", "task") if row.get(name) is not None
-    )
+    of = ", ".join(f"{name} {row[name]}" for name in WHERE if row.get(name) is not None)
     if isinstance(before, str) and isinstance(now, str):  # of two specs the first lines that differ
         pairs = zip(before.split("\n"), now.split("\n"), strict=False)
         before, now = next(((a, b) for a, b in pairs if a != b), (before, now))
@@ -189,8 +200,21 @@ def other_environment(before: Mapping[str, Any], now: Mapping[str, Any]) -> list
     return [f"{path[-1]} was {a}, here {b}" for path, a, b in found if path[-1] not in NOT_ARITHMETIC]
 
 
+def _totals(summary: Mapping[str, Any], recorded: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """What a summary says of training and search, as rows; no more than the recorded one does."""
+    return [
+        {"phase": phase} | _of(summary.get(phase, {}), tuple(recorded[phase]))
+        for phase in ("train", "search")
+        if phase in recorded
+    ]
+
+
 def _only(rows: list[dict[str, Any]], names: tuple[str, ...]) -> list[dict[str, Any]]:
-    return [{name: row[name] for name in names if name in row} for row in rows]
+    return [_of(row, names) for row in rows]
+
+
+def _of(row: Mapping[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
+    return {name: row[name] for name in names if name in row}
 
 
 def _json(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import json
 import shutil
 
 import pytest
-from experiment_helpers import ROOT, contents, run_main, run_script, script
+from experiment_helpers import ROOT, contents, json_lines, run_main, run_script, script
 
 from lemon_jax.backends import Reply, ScriptedBackend
 from lemon_jax.model import params_sha256
@@ -57,7 +57,8 @@ def test_a_replay_asks_nobody_and_is_equal_bit_for_bit(exported, no_worker, tmp_
     assert run_main("--replay", exported, "--out", tmp_path / "again") == 0
     printed = capsys.readouterr().out
     assert "versions and processor: as recorded\nverdict: equal, bit for bit\n" in printed
-    assert printed.count(" equal") == 5 + 1
+    assert printed.count(" equal") == 7 + 1
+    assert "not compared" not in printed
     # Not only what is compared: nothing at all differs but where the calls came from.
     first, again = (tmp_path / name / "executions.jsonl" for name in ("run", "again"))
     assert first.read_bytes() == again.read_bytes()
@@ -133,6 +134,10 @@ def test_a_measurement_that_is_lost_makes_other_costs(exported, tmp_path, capsys
             "results, first difference: line 2 (method warmstart), accuracy: 7.0",
         ),
         (
+            lambda m, s, p: s["train"].update(worker_tokens=7),
+            "totals of training and search, first difference: line 1 (phase train), worker_tokens: 7 and ",
+        ),
+        (
             lambda m, s, p: p.update(trained_params_sha256="0"),
             "parameters, SHA-256, first difference: 0 and ",
         ),
@@ -162,6 +167,34 @@ def test_a_spec_that_differs_is_shown_by_its_first_other_line(exported, tmp_path
     assert run_main("--replay", exported, "--out", tmp_path / "again") == 1
     out = capsys.readouterr().out
     assert "specs as written, first difference: line 4 (phase train, method lemon, step 0" in out
+
+
+def test_what_is_not_exported_of_an_execution_is_compared_by_its_digest(exported, tmp_path, capsys):
+    """An agent's status, say: the line of the run differs in it alone."""
+    path, lines = exported / "executions.jsonl.xz", json_lines(tmp_path / "run" / "executions.jsonl")
+    rows = shipped.read_rows(path)
+    agent = lines[-1]["agents"][0]
+    agent["status"], agent["generated_tokens"] = "TRUNCATED", agent["generated_tokens"] + 1
+    rows[-1] = replay.kept(lines[-1])
+    shipped.write_rows(path, rows)
+    assert run_main("--replay", exported, "--out", tmp_path / "again") == 1
+    out = capsys.readouterr().out
+    assert f"agents, tokens, faults, first difference: line {len(rows)} (phase eval, method complete" in out
+    assert out.count("first difference") == 1
+
+
+def test_an_export_of_an_earlier_version_has_no_digests_and_the_replay_says_so(exported, tmp_path, capsys):
+    path = exported / "executions.jsonl.xz"
+    rows = shipped.read_rows(path)
+    assert all(row.pop(replay.DIGEST) for row in rows)
+    shipped.write_rows(path, rows)
+    summary = json.loads((exported / "summary.json").read_text())
+    del summary["train"]["invalid_rate"]  # nor all of today's totals
+    (exported / "summary.json").write_text(json.dumps(summary))
+    assert run_main("--replay", exported, "--out", tmp_path / "again") == 0
+    out = capsys.readouterr().out
+    assert "not compared: agents, tokens, faults; this export is from before" in out
+    assert "verdict: equal, bit for bit" in out
 
 
 def test_on_another_processor_floats_may_differ_a_little_and_specs_may_not(exported, tmp_path, capsys):
