@@ -32,17 +32,17 @@ _CUTS = ("Split", "Digits", "ByteLevel", "Metaspace")
 class HubTokenizer:
     """A byte-pair tokenizer, byte-level (Qwen, Llama 3, SmolLM2) or with byte fallback (Gemma, Llama 2).
 
-    `source` is the text of a tokenizer.json; `name` stands in error messages. Raises `LemonError` for a
-    damaged file, for another kind of tokenizer, which it names, and for one that cannot represent every text.
+    `source` is the text of a tokenizer.json; `name` stands in error messages. Control symbols that the model
+    has no rows for are left out: Gemma 3 without eyes keeps the image's. Raises `LemonError` for a damaged
+    file, for another kind of tokenizer, which it names, and for one that cannot represent every text.
     """
 
     file = TOKENIZER_JSON
 
     def __init__(self, source: str, ids: TokenIds, *, name: str = TOKENIZER_JSON) -> None:
-        self._source = source
         self._name = name
         try:
-            tree = json.loads(source)
+            self._source, tree = _with_rows(source, ids.vocab_size)
             model = tree["model"]
             vocab: dict[str, int] = model["vocab"]
             added: list[dict[str, Any]] = tree.get("added_tokens") or []
@@ -134,7 +134,7 @@ class HubTokenizer:
         return other
 
     def save(self, folder: Path) -> None:
-        """Write tokenizer.json, byte for byte as it was read, and the ids."""
+        """Write tokenizer.json, byte for byte as it was read unless a symbol was left out, and the ids."""
         (folder / TOKENIZER_JSON).write_text(self._source, encoding="utf-8", newline="")
         (folder / IDS_FILE).write_text(self._ids.to_json(), encoding="utf-8")
 
@@ -211,6 +211,17 @@ class HubTokenizer:
             text = text if self._byte_level else text.replace(SPACE_MARK, " ")
             out[i] = b"" if token.get("special") else text.encode()
         return out
+
+
+def _with_rows(source: str, rows: int) -> tuple[str, dict[str, Any]]:
+    """The text of a tokenizer.json and its tree, without added control symbols whose ids are `rows` or more."""
+    tree = json.loads(source)
+    added = tree.get("added_tokens") or []
+    kept = [token for token in added if not token.get("special") or token["id"] < rows]
+    if len(kept) == len(added):
+        return source, tree
+    tree["added_tokens"] = kept
+    return json.dumps(tree, ensure_ascii=False), tree
 
 
 def _steps(step: dict[str, Any] | None) -> Iterator[dict[str, Any]]:

@@ -187,5 +187,28 @@ def test_too_few_rows_for_the_tokens():
         TokenIds(vocab_size=3, pad_id=0, bos_id=None, eos_ids=())
 
 
+def test_control_symbols_without_a_row_are_left_out(tmp_path):
+    """Gemma 3 of 270M and 1B parameters: the image's symbol is one past the last row."""
+    tree = json.loads(tokenizer_json("gemma"))
+    rows = 1 + max(*tree["model"]["vocab"].values(), *(token["id"] for token in tree["added_tokens"]))
+    image = {"id": rows, "content": "<image_soft_token>", "special": True, "normalized": False}
+    image |= {"single_word": False, "lstrip": False, "rstrip": False}
+    ids = TokenIds(vocab_size=rows, pad_id=0, bos_id=None, eos_ids=(1,))
+    source = json.dumps(tree | {"added_tokens": [*tree["added_tokens"], image]}, ensure_ascii=False)
+    tokenizer = HubTokenizer(source, ids)
+    assert sorted(tokenizer.control_symbols()) == sorted(CONTROLS)
+    text = "an <image_soft_token>"
+    for encoded in (tokenizer.encode_prompt(text), tokenizer.encode(text)):
+        assert max(encoded) < rows
+        assert tokenizer.decode(encoded) == text
+    tokenizer.save(tmp_path)
+    saved = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
+    assert json.loads(saved) == tree
+    assert HubTokenizer(saved, ids).sha256 == tokenizer.sha256
+    with pytest.raises(LemonError, match=f"token ids up to {rows}, the model {rows} tokens"):
+        ordinary = source.replace('"<image_soft_token>", "special": true', '"picture", "special": false')
+        HubTokenizer(ordinary, ids)
+
+
 def test_control_symbols_are_known_by_their_text(tokenizer):
     assert sorted(tokenizer.control_symbols()) == sorted(CONTROLS)
