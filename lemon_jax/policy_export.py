@@ -26,6 +26,6 @@ def export_policy(source: Path, out: Path) -> Path:
         policy.config,
         policy.tokenizer,
         max_positions=policy.max_prompt + policy.max_new,
-        chat_template=policy.chat.template.source if policy.chat and policy.chat.template else None,
+        chat_template=policy.chat.template if policy.chat else None,
     )
     return out

@@ -54,7 +54,7 @@ def write_qwen2(
     params: Mapping[str, np.ndarray],
     *,
     tokenizer: Mapping[str, Any],
-    template: str,
+    template: str | None,
     context: int,
 ) -> None:
     """A decoder of the Qwen2 family, whose rows the converter keeps as they are; `tokenizer` holds the
@@ -74,6 +74,7 @@ def write_qwen2(
         add = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
         for name, value in tokenizer.items():
             add[type(value)](f"tokenizer.ggml.{name}", value)
-        writer.add_chat_template(template)
+        if template is not None:
+            writer.add_chat_template(template)
         for name, place in places(config).items():
             writer.add_tensor(place.gguf, to_file(params[name], place))

@@ -18,6 +18,7 @@ from lemon_jax.model import PRESETS, Decoder, named_params, params_sha256
 from lemon_jax.model.chat_template import ChatTemplate
 from lemon_jax.model.hub_save import save_pretrained
 from lemon_jax.orchestrator import MANIFEST_FILE, SEPARATOR, Orchestrator
+from lemon_jax.policy_export import export_policy
 from lemon_jax.policy_prompt import ChatPrompt, shortened
 from lemon_jax.spec import applicable, dump, explain, parse
 from lemon_jax.train.batch import span_tokens
@@ -245,15 +246,15 @@ def test_specs_are_taught_with_the_end_that_the_template_writes(policy):
     assert policy.tokenizer.decode(example.completion) == dump(LEARNED[0])
 
 
-def write_gguf_policy(path, policy):
+def write_gguf_policy(path, policy, *, template=CHATML, **values):
     config, params = policy.config, named_params(policy.decoder)
     tree = json.loads(policy.tokenizer._source)
     write_qwen2(
         path,
         config,
         {name: np.asarray(value) for name, value in params.items()},
-        tokenizer=gguf_values("qwen", "qwen2", tree=tree, rows=config.vocab_size),
-        template=CHATML,
+        tokenizer=gguf_values("qwen", "qwen2", tree=tree, rows=config.vocab_size) | values,
+        template=template,
         context=2048,
     )
 
@@ -268,3 +269,26 @@ def test_a_gguf_file_is_the_same_policy(policy, tmp_path):
     assert again.prompt_ids(TEXT) == policy.prompt_ids(TEXT)
     again.save(tmp_path / "saved", {}, dtype="float32")
     assert Orchestrator.load(tmp_path / "saved").prompt_ids(TEXT) == policy.prompt_ids(TEXT)
+
+
+@pytest.mark.parametrize(
+    ("template", "begins"), [("{{ bos_token }}" + CHATML, False), ("{{ bos_token }}" + CHATML, True), (None, True)]
+)
+def test_an_export_begins_its_prompts_as_the_policy_does(policy, template, begins, tmp_path):
+    """Also where bos is named by the GGUF file alone, as in those of Llama 3."""
+    transformers = pytest.importorskip("transformers", reason="needs the extra 'reference'")
+    write_gguf_policy(tmp_path / "tiny.gguf", policy, template=template, add_bos_token=begins)
+    own = Orchestrator.load(tmp_path / "tiny.gguf")
+    own.save(tmp_path / "saved", {}, dtype="float32")
+    theirs = transformers.AutoTokenizer.from_pretrained(export_policy(tmp_path / "saved", tmp_path / "out"))
+    if template is None:
+        ids = theirs(f"{explain()}\nTask:\n{TEXT}{SEPARATOR}")["input_ids"]
+    else:
+        chat = [{"role": "system", "content": explain()}, {"role": "user", "content": TEXT}]
+        ids = theirs.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    bos = own.tokenizer.control_symbols()["<|endoftext|>"]
+    assert own.prompt_ids(TEXT) == ids
+    assert [i for i, token in enumerate(ids) if token == bos] == [0]
+    assert theirs("a")["input_ids"] == [bos] * begins + own.tokenizer.encode("a")
+    assert (theirs.eos_token_id, len(theirs)) == (own.tokenizer.eos_id, len(theirs.get_vocab()))
+    assert Orchestrator.load(tmp_path / "out").prompt_ids(TEXT) == ids

@@ -12,19 +12,20 @@ import numpy as np
 import safetensors.numpy
 
 from lemon_jax.errors import LemonError
+from lemon_jax.model.chat_template import ChatTemplate
 from lemon_jax.model.config import DecoderConfig
 from lemon_jax.model.decoder import Decoder
 from lemon_jax.model.families import Place, family_of, places, to_file
 from lemon_jax.model.hub_config import config_json
+from lemon_jax.model.hub_tokenizer import TOKENIZER_JSON
 from lemon_jax.model.hub_weights import CONFIG_FILE, INDEX_FILE, WEIGHTS_FILE
 from lemon_jax.model.pretrained_text import TEMPLATE_FILE
-from lemon_jax.model.sentencepiece_json import tokenizer_json
+from lemon_jax.model.sentencepiece_json import begin_step, tokenizer_json
 from lemon_jax.model.text_tokenizer import TextTokenizer
 from lemon_jax.model.tokenizer import Tokenizer
 from lemon_jax.model.weights import DTYPES, named_params
 
 MAX_SHARD_BYTES = 2 << 30  # what is held in memory beside the decoder while it is written
-TOKENIZER_JSON = "tokenizer.json"
 
 
 def save_pretrained(
@@ -34,30 +35,36 @@ def save_pretrained(
     tokenizer: TextTokenizer | None = None,
     *,
     max_positions: int,
-    chat_template: str | None = None,
+    chat_template: ChatTemplate | None = None,
     dtype: Literal["bfloat16", "float32"] = "float32",
     max_shard_bytes: int = MAX_SHARD_BYTES,
 ) -> None:
     """Write config.json, the parameters in `dtype`, and what reads the tokenizer, into an empty folder.
 
     `max_positions` is the longest sequence in tokens that the model is meant for. `load_pretrained` and
-    transformers' `from_pretrained` read the folder; its tokenizer gives the ids of `tokenizer`, except for
-    texts with "▁" (U+2581). It reads control symbols in a text as such only with a `chat_template`, whose
-    texts hold them. Raises `LemonError` for a decoder of none of the `families`, and for a folder
-    that holds files.
+    transformers' `from_pretrained` read the folder; its tokenizer gives the ids of `tokenizer`, bos put first
+    where that has one, except for texts with "▁" (U+2581). It reads control symbols in a text as such only
+    with a `chat_template`, whose texts hold them and whose `symbols` it knows. Raises `LemonError`, before
+    anything is written, for a decoder of none of the `families`, for a tokenizer that cannot be written, and
+    for a folder that holds files.
     """
     folder = Path(folder)
     values = config_json(config, max_positions=max_positions)
     values["torch_dtype"] = values["dtype"] = dtype  # the old key and the new one
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise LemonError(f"{folder}: expected a folder that is empty or not there yet; name another one")
+    tree = tokenizer_json(tokenizer) if isinstance(tokenizer, Tokenizer) else None
     folder.mkdir(parents=True, exist_ok=True)
     _write_weights(folder, decoder, config, np.dtype(DTYPES[dtype]), max_shard_bytes)
     if tokenizer is not None:
         ids = _token_ids(tokenizer)
         values |= ids
         _write_json(folder / "generation_config.json", ids)
-        _write_tokenizer(folder, tokenizer, max_positions, chat_template)
+        tokenizer.save(folder)
+        tree = tree or _with_bos(folder / TOKENIZER_JSON, tokenizer.bos_id)
+        if tree is not None:
+            _write_json(folder / TOKENIZER_JSON, tree)
+        _write_tokenizer_config(folder, tokenizer, max_positions, chat_template)
     _write_json(folder / CONFIG_FILE, values)
 
 
@@ -106,13 +113,27 @@ def _token_ids(tokenizer: TextTokenizer) -> dict[str, Any]:
     }
 
 
-def _write_tokenizer(
-    folder: Path, tokenizer: TextTokenizer, max_positions: int, chat_template: str | None
+def _with_bos(path: Path, bos_id: int | None) -> dict[str, Any] | None:
+    """A tokenizer.json with the step that puts bos before every text; None where the file is right as it is.
+    Those of GGUF files have none, and a folder may name it in tokenizer_config.json alone."""
+    tree = json.loads(path.read_text(encoding="utf-8"))
+    step = tree.get("post_processor")
+    steps = [] if step is None else step["processors"] if step["type"] == "Sequence" else [step]
+    templates = [step for step in steps if step["type"] == "TemplateProcessing"]
+    ids = tree["model"]["vocab"] | {token["content"]: token["id"] for token in tree.get("added_tokens") or []}
+    bos = next((text for text, i in ids.items() if i == bos_id), None)
+    if bos is None or bos_id is None or any("SpecialToken" in step["single"][0] for step in templates):
+        return None
+    first = begin_step(bos_id, bos)
+    tree["post_processor"] = {"type": "Sequence", "processors": [*steps, first]} if steps else first
+    return tree
+
+
+def _write_tokenizer_config(
+    folder: Path, tokenizer: TextTokenizer, max_positions: int, chat_template: ChatTemplate | None
 ) -> None:
-    tokenizer.save(folder)
-    if isinstance(tokenizer, Tokenizer):
-        _write_json(folder / TOKENIZER_JSON, tokenizer_json(tokenizer))
-    texts = {i: text for text, i in tokenizer.control_symbols().items()}
+    controls = tokenizer.control_symbols()
+    texts = {i: text for text, i in controls.items()}
     named = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id, "pad_token": tokenizer.pad_id}
     values: dict[str, Any] = {
         # The class that takes tokenizer.json as it is; others rebuild it by a family's rules.
@@ -123,7 +144,9 @@ def _write_tokenizer(
         "split_special_tokens": chat_template is None,
     }
     if chat_template is not None:
-        (folder / TEMPLATE_FILE).write_bytes(chat_template.encode())
+        (folder / TEMPLATE_FILE).write_bytes(chat_template.source.encode())
+        # One that is no control symbol would be added as a token that the model has no row for.
+        values |= {key: text for key, text in chat_template.symbols.items() if text in controls}
     values |= {key: texts[i] for key, i in named.items() if i is not None and i in texts}
     _write_json(folder / "tokenizer_config.json", values)
 

@@ -37,6 +37,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
         for i in range(1, len(text))
         if text[:i] in scores and text[i:] in scores
     ]
+    bos_id = tokenizer.bos_id
     flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
     prefix: dict[str, Any] = {"type": "Prepend", "prepend": SPACE_MARK}
     return {
@@ -46,7 +47,7 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
         "added_tokens": [{"id": i, "content": texts[i], "special": True} | flags for i in controls],
         "normalizer": {"type": "Sequence", "normalizers": [prefix, _SPACES]} if spaced else _SPACES,
         "pre_tokenizer": None,
-        "post_processor": _begin(tokenizer.bos_id, texts),
+        "post_processor": None if bos_id is None else begin_step(bos_id, texts[bos_id]),
         "decoder": {
             "type": "Sequence",
             "decoders": [
@@ -66,10 +67,8 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _begin(bos_id: int | None, texts: list[str]) -> dict[str, Any] | None:
-    if bos_id is None:
-        return None
-    bos = texts[bos_id]
+def begin_step(bos_id: int, bos: str) -> dict[str, Any]:
+    """The post-processor that puts the symbol `bos` before every text, or pair of texts."""
     first = {"SpecialToken": {"id": bos, "type_id": 0}}
     return {
         "type": "TemplateProcessing",
