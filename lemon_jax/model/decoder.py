@@ -5,8 +5,8 @@ The config chooses between the families it stands for: Llama, Qwen2.5, Qwen3, Ge
 Shape suffixes: B batch, T query slots, S key slots, D embed_dim, H heads, K key/value heads,
 G heads per key/value head, E head_dim, F mlp_dim, V vocabulary.
 
-Activations have the dtype of the parameters (fp32 as initialised; cast the parameters to change it).
-Norms, rotary angles, attention weights and logits are fp32 throughout.
+Activations have the dtype of the matrices (fp32 as initialised; cast those to change it, and leave the
+scales of norms fp32). Norms, rotary angles, attention weights and logits are fp32 throughout.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ def _normal(rngs: nnx.Rngs, shape: tuple[int, ...], scale: float = 1.0) -> nnx.P
 
 
 class RMSNorm(nnx.Module):
-    """x / sqrt(mean(x^2) + eps) * scale (Zhang & Sennrich 2019, arXiv 1910.07467), over the last axis."""
+    """x / sqrt(mean(x^2) + eps) * scale (Zhang & Sennrich 2019, arXiv 1910.07467), over the last axis,
+    rounded once to the dtype of x."""
 
     def __init__(self, dim: int, eps: float) -> None:
         self.scale = nnx.Param(jnp.ones((dim,), jnp.float32))
@@ -59,8 +60,8 @@ class RMSNorm(nnx.Module):
     def __call__(self, x: Float[Array, "*shape dim"]) -> Float[Array, "*shape dim"]:
         x32 = x.astype(jnp.float32)
         inverse_rms = jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
-        return (x32 * inverse_rms).astype(x.dtype) * scale
+        scale = self.scale[...].astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
+        return (x32 * inverse_rms * scale).astype(x.dtype)
 
 
 class Attention(nnx.Module):

@@ -29,7 +29,8 @@ Source = HubSource | GgufSource
 def load_pretrained(
     path: str | os.PathLike[str], *, dtype: Literal["float32", "bfloat16"] = "float32"
 ) -> tuple[Decoder, DecoderConfig]:
-    """The decoder of a folder (config.json and safetensors) or of a .gguf file, parameters in `dtype`.
+    """The decoder of a folder (config.json and safetensors) or of a .gguf file, parameters in `dtype`, scales
+    of norms in fp32: Gemma's files hold scale - 1, and in bfloat16 the scale itself would be another one.
 
     The families are those of `families`. Tensors are read one by one: at most one of them exists twice.
     Raises `LemonError` for files that are damaged, incomplete or of another kind of model.
@@ -42,10 +43,11 @@ def read_decoder(source: Source, dtype: np.dtype) -> Decoder:
     """The decoder of a source, after a check that its tensors are those its config asks for."""
     config, wanted = source.config, check_tensors(source)
     graphdef, state = nnx.split(nnx.eval_shape(lambda: Decoder(config, rngs=nnx.Rngs(0))))
-    filled = [
-        (path, leaf.replace(jnp.asarray(source.read(wanted[".".join(map(str, path))], dtype))))
-        for path, leaf in nnx.to_flat_state(state)
-    ]
+    filled = []
+    for path, leaf in nnx.to_flat_state(state):
+        place = wanted[".".join(map(str, path))]
+        array = source.read(place, DTYPES["float32"] if place.norm else dtype)
+        filled.append((path, leaf.replace(jnp.asarray(array))))
     return nnx.merge(graphdef, nnx.from_flat_state(filled))
 
 

@@ -44,8 +44,13 @@ def init_state(params: nnx.State, config: UpdateConfig) -> TrainState:
 
 
 def cast(params: nnx.State, config: UpdateConfig) -> nnx.State:
-    """The parameters as the decoder computes with them: in `compute_dtype`."""
-    return jax.tree.map(lambda x: x.astype(config.compute_dtype), params)
+    """The parameters as the decoder computes with them: in `compute_dtype`, but for the scales of norms."""
+
+    def one(path: tuple[Any, ...], x: Array) -> Array:
+        scale = any(getattr(key, "key", None) == "scale" for key in path)
+        return x if scale else x.astype(config.compute_dtype)
+
+    return jax.tree_util.tree_map_with_path(one, params)
 
 
 class Weights(NamedTuple):

@@ -188,12 +188,17 @@ def test_bfloat16_computes_in_it_and_keeps_float32(policy, batch, alone):
     graph, params = nnx.split(policy.decoder)
     decoder = nnx.merge(graph, cast(params, config))
     assert decoder.embed[...].dtype == jnp.bfloat16
+    assert decoder.final_norm.scale[...].dtype == jnp.float32
     state, metrics = _updated(policy, batch, config=config)
     assert {leaf.dtype for leaf in jax.tree.leaves(state)} == {np.dtype("float32"), np.dtype("int32")}
     gradient, exact = _flat(state.opt_state[1][0].mu), _flat(alone[0].opt_state[1][0].mu)
     cosine = gradient @ exact / np.sqrt((gradient @ gradient) * (exact @ exact))
     assert 0.99 < cosine < 1 - 1e-9
     assert metrics["loss"] == pytest.approx(alone[1]["loss"], rel=0.1, abs=0.02)
+    mesh = make_mesh(data=2, fsdp=2, tensor=2)  # there the layers of both dtypes are stacked
+    assert _updated(policy, batch, config=config, mesh=mesh, remat=True)[1]["loss"] == pytest.approx(
+        metrics["loss"], rel=0.1, abs=0.02
+    )
 
 
 def test_sizes_below_one_are_refused():
