@@ -7,12 +7,23 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+import sentencepiece
 from model_helpers import TINY, full_logits, random_decoder
 from pretrained_helpers import CONFIGS, reference_logits, reference_model, torch, transformers
 
 from lemon_jax.errors import LemonError
-from lemon_jax.model import Tokenizer, load_pretrained, named_params, train_tokenizer
+from lemon_jax.model import TokenIds, Tokenizer, load_pretrained, named_params, train_tokenizer
 from lemon_jax.model.hub_save import save_pretrained
+from lemon_jax.model.pretrained_text import load_pretrained_text
+from lemon_jax.model.sentencepiece_proto import (
+    BYTE,
+    CONTROL,
+    NORMAL,
+    UNKNOWN,
+    USER_DEFINED,
+    from_pieces,
+    user_defined,
+)
 from lemon_jax.orchestrator import Orchestrator
 
 TOKENS = np.random.default_rng(0).integers(0, 97, 20)
@@ -96,6 +107,43 @@ def test_tokenizers_give_the_same_ids(tmp_path):
     assert theirs("\u2581")["input_ids"] != [tokenizer.bos_id, *tokenizer.encode("\u2581")]
 
 
+def with_own_pieces(own, *, spaced=False):
+    """The shipped tokenizer with pieces of a user's own, of one score, as GGUF files of Gemma have them."""
+    of = sentencepiece.SentencePieceProcessor(model_proto=(WARMSTART / "tokenizer.model").read_bytes())
+    ids = range(of.vocab_size())
+    kinds = {of.is_unknown: UNKNOWN, of.is_control: CONTROL, of.is_byte: BYTE}
+    types = [next((kind for is_, kind in kinds.items() if is_(i)), NORMAL) for i in ids]
+    pieces, scores = [of.id_to_piece(i) for i in ids], [of.get_score(i) for i in ids]
+    for piece in own:
+        if piece in pieces:
+            at = pieces.index(piece)
+            scores[at], types[at] = -1000.0, USER_DEFINED
+        else:
+            pieces, scores, types = [*pieces, piece], [*scores, -1000.0], [*types, USER_DEFINED]
+    proto = from_pieces(pieces, scores, types, unk_id=of.unk_id(), add_dummy_prefix=spaced)
+    return Tokenizer(proto, TokenIds(vocab_size=len(pieces), pad_id=0, bos_id=1, eos_ids=(2,)))
+
+
+def test_pieces_of_a_users_own_are_found_first(tmp_path):
+    tokenizer = with_own_pieces(["\n\n", "\u2581\u2581", "\u2581" * 4, "<table>", "ge", "gen", "ent a"])
+    save_pretrained(tmp_path / "hub", random_decoder(), TINY, tokenizer, max_positions=64)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path / "hub")
+    again = load_pretrained_text(tmp_path / "hub", tokenizer.vocab_size).tokenizer
+    rng = np.random.default_rng(0)
+    texts = ["  a\n\n\nagents: <table> </table> <s>\n     - agent agenda", "", " ", "genent a  "]
+    letters = ["ab", "agent", " ", "  ", "\n", "\n\n", "<table>", "ge", "n", "ent", "</s>", "1", "日"]
+    texts += ["".join(rng.choice(letters, rng.integers(1, 30))) for _ in range(200)]
+    used = set()
+    for text in texts:
+        ids = tokenizer.encode(text)
+        used |= set(ids)
+        assert theirs(text)["input_ids"] == [tokenizer.bos_id, *ids], text
+        assert again.encode(text) == ids
+        assert theirs.decode(ids) == again.decode(ids) == text
+    assert len(user_defined(tokenizer.proto)) == 7
+    assert user_defined(tokenizer.proto) <= used
+
+
 def test_what_cannot_be_saved(tmp_path):
     decoder = random_decoder()
     (tmp_path / "full").mkdir()
@@ -108,5 +156,8 @@ def test_what_cannot_be_saved(tmp_path):
             save_pretrained(tmp_path / "odd", random_decoder(odd), odd, max_positions=64)
     texts = [f"agent {i} checks the number {i * 7}" for i in range(300)]
     unigram = train_tokenizer(texts, tmp_path / "u.model", 300, model_type="unigram")
-    with pytest.raises(LemonError, match="only BPE models"):
-        save_pretrained(tmp_path / "unigram", decoder, TINY, unigram, max_positions=64)
+    spaced = with_own_pieces(["<table>"], spaced=True)
+    for tokenizer, said in ((unigram, "only BPE models"), (spaced, "begins texts with a space")):
+        with pytest.raises(LemonError, match=said):
+            save_pretrained(tmp_path / "none", decoder, TINY, tokenizer, max_positions=64)
+        assert not (tmp_path / "none").exists()  # and another try is not refused for what lies there
