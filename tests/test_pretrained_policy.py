@@ -272,7 +272,8 @@ def test_a_gguf_file_is_the_same_policy(policy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("template", "begins"), [("{{ bos_token }}" + CHATML, False), ("{{ bos_token }}" + CHATML, True), (None, True)]
+    ("template", "begins"),
+    [("{{ bos_token }}" + CHATML, False), ("{{ bos_token }}" + CHATML, True), (None, True)],
 )
 def test_an_export_begins_its_prompts_as_the_policy_does(policy, template, begins, tmp_path):
     """Also where bos is named by the GGUF file alone, as in those of Llama 3."""

@@ -34,7 +34,7 @@ def attend(
     return jax.lax.platform_dependent(
         q_BxHxTxE, k_BxKxSxE, v_BxKxSxE, mask_BxTxS,
         cpu=lambda *qkvm: attend_in_blocks(*qkvm, divisor=divisor),
-        default=lambda *qkvm: attend_by_kernel(*qkvm, divisor=divisor),
+        default=lambda *qkvm: attend_by_jax(*qkvm, divisor=divisor),
     )  # fmt: skip
 
 
@@ -89,10 +89,14 @@ def _block(q_BxHxCxE: Array, k_BxKxSxE: Array, v_BxKxSxE: Array, mask_BxCxS: Arr
     return jnp.swapaxes(mixed, 2, 3).reshape(q_BxHxCxE.shape)
 
 
-def attend_by_kernel(
+def attend_by_jax(
     q_BxHxTxE: Array, k_BxKxSxE: Array, v_BxKxSxE: Array, mask_BxTxS: Array, *, divisor: float
 ) -> Array:
-    """JAX's own attention, which lowers to what the accelerator offers."""
+    """JAX's own attention, which XLA compiles for any platform: all scores [B, H, T, S], no fused kernel.
+
+    cuDNN's kernel (`implementation="cudnn"`) would have to be asked for while tracing, where its checks want
+    the very device: it takes 16-bit inputs on CUDA alone. It is not used.
+    """
     q, k, v = (jnp.swapaxes(x, 1, 2) for x in (q_BxHxTxE, k_BxKxSxE, v_BxKxSxE))
     mixed = jax.nn.dot_product_attention(q, k, v, mask=mask_BxTxS[:, None], scale=1 / divisor)
     return jnp.swapaxes(mixed, 1, 2)

@@ -214,7 +214,7 @@ class HubTokenizer:
 
 
 def _with_rows(source: str, rows: int) -> tuple[str, dict[str, Any]]:
-    """The text of a tokenizer.json and its tree, without added control symbols whose ids are `rows` or more."""
+    """The text of a tokenizer.json and its tree, without added control symbols of ids from `rows` on."""
     tree = json.loads(source)
     added = tree.get("added_tokens") or []
     kept = [token for token in added if not token.get("special") or token["id"] < rows]

@@ -19,10 +19,10 @@ def tokenizer_json(tokenizer: Tokenizer) -> dict[str, Any]:
     """The content of a tokenizer.json with the same ids for every text without "▁" (U+2581), bos put first.
 
     SentencePiece joins the neighbours whose piece has the best score; the library joins by the first rule of
-    a list. So every split of a piece into two pieces is a rule, in order of the whole piece's score. Pieces of
-    a user's own are found before any joining, and never joined: they are added tokens. Raises `LemonError` for
-    a model that chooses its pieces otherwise, that normalises texts, or that has pieces of a user's own and
-    begins texts with a space, which the library would put before every text between such pieces.
+    a list. So every split of a piece into two pieces is a rule, in order of the whole piece's score. Pieces
+    of a user's own are found before any joining, and never joined: they are added tokens. Raises `LemonError`
+    for a model that chooses its pieces otherwise, that normalises texts, or that has pieces of a user's own
+    and begins texts with a space, which the library would put before every text between such pieces.
     """
     model = sentencepiece.SentencePieceProcessor(model_proto=tokenizer.proto)
     own = user_defined(tokenizer.proto)

@@ -30,7 +30,7 @@ def exact(proto: bytes) -> bytes:
 
 
 def user_defined(proto: bytes) -> set[int]:
-    """Ids of the pieces that a model takes whole wherever a text holds them, which the library cannot tell."""
+    """Ids of the pieces that a model takes whole wherever they are found; the library cannot tell."""
     pieces = pb.ModelProto.FromString(proto).pieces  # type: ignore[attr-defined]
     return {i for i, piece in enumerate(pieces) if piece.type == USER_DEFINED}
 

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from lemon_jax.model.attention import BLOCK, attend, attend_at_once, attend_by_kernel, attend_in_blocks
+from lemon_jax.model.attention import BLOCK, attend, attend_at_once, attend_by_jax, attend_in_blocks
 from lemon_jax.model.layout import attention_mask, window_mask
 
 HEADS, KV_HEADS, HEAD_DIM, PROMPT = 6, 2, 8, 40
@@ -36,7 +36,7 @@ def numpy_attention(q, k, v, mask, divisor):
     return out
 
 
-@pytest.mark.parametrize("form", [attend_at_once, attend_in_blocks, attend_by_kernel])
+@pytest.mark.parametrize("form", [attend_at_once, attend_in_blocks, attend_by_jax])
 @pytest.mark.parametrize(("time", "window"), [(2 * BLOCK, None), (BLOCK + 9, None), (2 * BLOCK + 1, 11)])
 def test_each_form_is_softmax_attention(form, time, window):
     given = inputs(time, window)
@@ -81,3 +81,19 @@ def test_large_scores_stay_finite():
     q, k, v, mask = inputs(2 * BLOCK)
     out = attend_in_blocks(q * 1e4, k, v, mask, divisor=1.0)
     assert bool(jnp.all(jnp.isfinite(jnp.where(jnp.any(mask, -1)[:, None, :, None], out, 0))))
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_on_accelerators_attention_is_plain_products(platform):
+    """What the docstring says, of the JAX that is installed."""
+    q, k, v, mask = inputs(2 * BLOCK)
+    half = [x.astype(jnp.bfloat16) for x in (q, k, v)]
+
+    def form(q, k, v, mask):
+        return attend(q, k, v, mask, divisor=2.0, causal=True)
+
+    with jax.numpy_dtype_promotion("standard"):  # JAX's own code asks for it
+        text = jax.jit(form).trace(*half, mask).lower(lowering_platforms=(platform,)).as_text()
+    assert "dot_general" in text
+    assert "custom_call" not in text
+    assert f"x{2 * BLOCK}x{2 * BLOCK}x" in text  # all scores, as on CPU they never are

@@ -205,8 +205,8 @@ def test_control_symbols_without_a_row_are_left_out(tmp_path):
     saved = (tmp_path / "tokenizer.json").read_text(encoding="utf-8")
     assert json.loads(saved) == tree
     assert HubTokenizer(saved, ids).sha256 == tokenizer.sha256
+    ordinary = source.replace('"<image_soft_token>", "special": true', '"picture", "special": false')
     with pytest.raises(LemonError, match=f"token ids up to {rows}, the model {rows} tokens"):
-        ordinary = source.replace('"<image_soft_token>", "special": true', '"picture", "special": false')
         HubTokenizer(ordinary, ids)
 
 

@@ -76,7 +76,10 @@ def test_bfloat16_is_what_transformers_computes_in_it(tmp_path):
         assert value.dtype == (jnp.float32 if name.endswith("scale") else jnp.bfloat16), name
     # A norm is rounded once, so the bits are the same but where fp32 sums end beside a tie.
     x = np.random.default_rng(1).normal(size=(200, 32)).astype(jnp.bfloat16)
-    for ours, theirs in ((decoder.final_norm, model.model.norm), (_second_norm(decoder), _second_norm(model))):
+    for ours, theirs in (
+        (decoder.final_norm, model.model.norm),
+        (_second_norm(decoder), _second_norm(model)),
+    ):
         with torch.no_grad():
             expected = theirs(torch.tensor(x.astype(np.float32)).bfloat16()).float().numpy()
         assert np.mean(np.asarray(ours(jnp.asarray(x)), np.float32) == expected) > 0.999
