@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from lemon_jax.backends import Reply, WorkerPool
     from lemon_jax.bench import Dataset
-    from lemon_jax.bench.sources import Protocol
     from lemon_jax.orchestrator import Orchestrator
     from lemon_jax.report import RunProgress
     from lemon_jax.train.config import RunConfig, ScaleConfig
@@ -189,7 +188,7 @@ def _load(
     if scale.devices > 1 or args.distributed:
         mesh = make_mesh(data=scale.data, fsdp=scale.fsdp, tensor=scale.tensor)
 
-    def sets(bench: str, protocol: Protocol) -> Dataset:
+    def sets(bench: str, protocol: str) -> Dataset:
         return load(bench, protocol=protocol, data_dir=args.data, on_progress=progress.file)
 
     benches = dict.fromkeys((*config.trained, *config.tested))

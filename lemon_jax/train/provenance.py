@@ -111,7 +111,7 @@ def used_otherwise(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
 
 
 def seen_in_training(
-    facts: Mapping[str, Any], tested: Mapping[str, Dataset], load: Callable[[str, Protocol], Dataset]
+    facts: Mapping[str, Any], tested: Mapping[str, Dataset], load: Callable[[str, str], Dataset]
 ) -> list[str]:
     """Of which test tasks a policy has seen the questions in its training, a line a bench, by its manifest.
 
