@@ -43,6 +43,8 @@ class Engine(Protocol):
     @property
     def shape(self) -> Shape: ...
 
+    def rows(self, count: int) -> int: ...
+
     def prefill(self, tokens_RxC: np.ndarray, table_RxM: np.ndarray, index_R: np.ndarray) -> None: ...
 
     def decode(
@@ -103,7 +105,6 @@ class Scheduler:
         self._eos_ids = frozenset(eos_ids)
         self._pool = PagePool(self._shape.pages, self._shape.page)
         self._waiting: deque[Job] = deque()
-        self._slots: list[Job | None] = [None] * self._shape.slots
         self._order: list[Job] = []  # running jobs, in the order in which they came
         self._parts: dict[int, _Part] = {}  # by their page, first come, first computed
         self._waited = 0
@@ -142,7 +143,7 @@ class Scheduler:
         return self._decode(self._with_room(ready))
 
     def _admit(self) -> None:
-        while self._waiting and None in self._slots:
+        while self._waiting and len(self._order) < self._shape.slots:
             job = self._waiting[0]
             cached = job.prompt[:-1]  # the last token is fed to the first decoding step
             pages = self._pool.begin(cached)
@@ -162,7 +163,6 @@ class Scheduler:
                     tokens=tokens, table=job.pages[: index + 1], index=index
                 )
             self._pool.know(cached, job.pages)
-            self._slots[self._slots.index(None)] = job
             self._order.append(job)
 
     def _is_ready(self, job: Job) -> bool:
@@ -205,21 +205,19 @@ class Scheduler:
         self.restarts += 1
 
     def _decode(self, jobs: list[Job]) -> list[Job]:
-        shape = self._shape
-        tokens_S, positions_S, drawn_S = (np.zeros(shape.slots, np.int32) for _ in range(3))
-        table_SxM = np.zeros((shape.slots, shape.most_pages), np.int32)
-        temperature_S, seed_S = np.zeros(shape.slots, np.float32), np.zeros(shape.slots, np.uint32)
-        slots = {id(job): slot for slot, job in enumerate(self._slots)}
-        for job in jobs:
-            slot = slots[id(job)]
-            tokens_S[slot] = job.drawn[-1] if job.drawn else job.prompt[-1]
-            positions_S[slot], drawn_S[slot] = job.position, len(job.drawn)
-            table_SxM[slot, : len(job.pages)] = job.pages
-            temperature_S[slot], seed_S[slot] = job.temperature, job.seed
+        rows = self._engine.rows(len(jobs))
+        tokens_S, positions_S, drawn_S = (np.zeros(rows, np.int32) for _ in range(3))
+        table_SxM = np.zeros((rows, self._shape.most_pages), np.int32)
+        temperature_S, seed_S = np.zeros(rows, np.float32), np.zeros(rows, np.uint32)
+        for row, job in enumerate(jobs):
+            tokens_S[row] = job.drawn[-1] if job.drawn else job.prompt[-1]
+            positions_S[row], drawn_S[row] = job.position, len(job.drawn)
+            table_SxM[row, : len(job.pages)] = job.pages
+            temperature_S[row], seed_S[row] = job.temperature, job.seed
         next_S = self._engine.decode(tokens_S, positions_S, table_SxM, temperature_S, seed_S, drawn_S)
         self.decode_steps += 1
-        for job in jobs:
-            self._advance(job, int(next_S[slots[id(job)]]))
+        for job, token in zip(jobs, next_S, strict=False):
+            self._advance(job, int(token))
         ended = [job for job in jobs if job.finish]
         for job in ended:
             self._leave(job)
@@ -248,7 +246,6 @@ class Scheduler:
 
     def _leave(self, job: Job) -> None:
         self._order.remove(job)
-        self._slots[self._slots.index(job)] = None
         pages, job.pages = job.pages, []
         self._pool.release(pages, forget=[page for page in pages if page in self._parts])
         # A part that others wait for is computed for them.

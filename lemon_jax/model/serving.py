@@ -1,7 +1,8 @@
 """Two compiled steps that serve many requests: a part of some prompts, and one token of every slot.
 
-Both have one shape each, whatever requests come, and no row of them depends on another: a reply is the
-same, bit for bit, alone and in any company. `backends/scheduler.py` decides what the rows are.
+No row of them depends on another: a reply is the same, bit for bit, alone and in any company. The first has
+one shape, the second two: of all slots, and of FEW where few requests are left, if that computes the same
+bits on this machine (see `warm_up`). `backends/scheduler.py` decides what the rows are.
 
 Shape suffixes as in `decoder` and `paged_attention`; N rows of tokens, S slots, R parts of prompts.
 """
@@ -26,6 +27,8 @@ from lemon_jax.model.rope import rotary_angles, rotate
 from lemon_jax.model.serving_sampling import draw_tokens
 from lemon_jax.model.serving_weights import ServingWeights
 
+FEW = 8  # rows of the smaller step: on CPUs fewer take hardly less time, which reading the weights takes
+
 
 @dataclass(frozen=True, kw_only=True)
 class ServingShape:
@@ -44,12 +47,13 @@ class ServingShape:
 
 
 class ServingEngine:
-    """Weights, the pool of pages, and the two compiled steps. Not to be used by two threads at once."""
+    """Weights, the pool of pages, and the compiled steps. Not to be used by two threads at once."""
 
     def __init__(self, weights: ServingWeights, config: DecoderConfig, shape: ServingShape):
         self.shape = shape
         self.config = config
         self._weights = weights
+        self._few: int | None = None
         self._pages: Pages = empty_pages(
             config.num_layers,
             shape.pages,
@@ -60,24 +64,46 @@ class ServingEngine:
         )
 
     def warm_up(self, go_on: Callable[[], None] = lambda: None) -> None:
-        """Compile both steps, or read them from the compilation cache; `go_on` is called before each."""
+        """Compile the steps, or read them from the compilation cache; `go_on` is called before each.
+
+        The decoding step of FEW rows is used from here on if it gives the tokens, logits, keys and values
+        that the step of all slots gives, bit for bit. That depends on the processor and its libraries, which
+        may choose another order of sums for another number of rows.
+        """
         shape = self.shape
         go_on()
-        zeros_S = np.zeros(shape.slots, np.int32)
         self.prefill(
             np.zeros((shape.parts, shape.page), np.int32),
             np.zeros((shape.parts, shape.most_pages), np.int32),
             np.zeros(shape.parts, np.int32),
         )
         go_on()
-        self.decode(
-            zeros_S,
-            zeros_S,
-            np.zeros((shape.slots, shape.most_pages), np.int32),
-            np.zeros(shape.slots, np.float32),
-            np.zeros(shape.slots, np.uint32),
-            zeros_S,
-        )
+        whole = self._tried(shape.slots)
+        if shape.slots > FEW and shape.pages > FEW:
+            go_on()
+            few = self._tried(FEW)
+            same = all(np.array_equal(a[:FEW], b) for a, b in zip(whole, few, strict=True))
+            self._few = FEW if same else None
+
+    def _tried(self, rows: int) -> list[np.ndarray]:
+        """What three steps of decoding compute, from tokens that differ: in FEW rows with a page each the
+        logits and the tokens drawn, and that page's contents. Nothing is in the pool yet."""
+        shape, found = self.shape, []
+        tokens_N = (np.arange(rows, dtype=np.int32) * 7919 + 1) % self.config.vocab_size
+        table_NxM = np.zeros((rows, shape.most_pages), np.int32)
+        own = min(rows, FEW, shape.pages - 1)
+        table_NxM[:own, 0] = 1 + np.arange(own)
+        for position in range(3):
+            at_N = np.full(rows, position, np.int32)
+            requests = tokens_N, at_N, table_NxM, np.zeros(rows, np.float32), np.zeros(rows, np.uint32), at_N
+            self._pages, tokens, logits = decode(self._weights, self._pages, *requests, config=self.config)
+            tokens_N = np.asarray(tokens)
+            found += [tokens_N, np.asarray(logits)]
+        return found + [np.asarray(x[1 : FEW + 1, :, :3]) for pair in self._pages for x in pair]
+
+    def rows(self, count: int) -> int:
+        """Rows of the decoding step that serves `count` requests."""
+        return self._few if self._few is not None and count <= self._few else self.shape.slots
 
     def prefill(self, tokens_RxC: np.ndarray, table_RxM: np.ndarray, index_R: np.ndarray) -> None:
         """Compute keys and values of R pages of prompts; see `prefill`."""
@@ -92,9 +118,9 @@ class ServingEngine:
         seed_S: np.ndarray,
         drawn_S: np.ndarray,
     ) -> np.ndarray:
-        """The next token of every slot; see `decode`."""
+        """The next token of every row, of which there are as many as `rows` says; see `decode`."""
         requests = tokens_S, positions_S, table_SxM, temperature_S, seed_S, drawn_S
-        self._pages, next_S = decode(self._weights, self._pages, *requests, config=self.config)
+        self._pages, next_S, _ = decode(self._weights, self._pages, *requests, config=self.config)
         return np.asarray(next_S)
 
 
@@ -151,8 +177,9 @@ def decode(
     drawn_S: Int[Array, " slots"],
     *,
     config: DecoderConfig,
-) -> tuple[Pages, Int[Array, " slots"]]:
-    """Feed every slot's token at its position, and draw the one that follows (see `draw_tokens`).
+) -> tuple[Pages, Int[Array, " slots"], Float[Array, " slots"]]:
+    """Feed every slot's token at its position, and draw the one that follows (see `draw_tokens`): the pages,
+    the tokens drawn, and their logits.
 
     A slot without a request has position 0 and a table of zeros.
     """
@@ -176,7 +203,8 @@ def decode(
     hidden_SxD = _norm(hidden_SxD, weights["final_norm"], config.norm_eps)
     head_VxD = weights["embed" if config.tie_embeddings else "head"]
     logits_SxV = project_logits(hidden_SxD.astype(head_VxD.dtype), head_VxD)
-    return pages, draw_tokens(logits_SxV, temperature_S, seed_S, drawn_S)
+    next_S = draw_tokens(logits_SxV, temperature_S, seed_S, drawn_S)
+    return pages, next_S, jnp.take_along_axis(logits_SxV, next_S[:, None], axis=1)[:, 0]
 
 
 _Attend = Callable[[Array, Array, Array, Array, Array, int | None], tuple[Array, tuple[Array, Array]]]

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from model_helpers import TINY, plain_logits, random_decoder
 
+from lemon_jax.model import serving
 from lemon_jax.model.serving import ServingEngine, ServingShape
 from lemon_jax.model.serving_sampling import MIN_P, TOP_K, TOP_P, draw_tokens, top_tokens
 from lemon_jax.model.serving_weights import serving_weights
@@ -50,9 +51,9 @@ def fill(engine, prompt, table_M, row=0):
         engine.prefill(tokens, table.astype(np.int32), at)
 
 
-def greedy(engine, prompt, table_M, steps, slot=0):
+def greedy(engine, prompt, table_M, steps, slot=0, rows=None):
     """Tokens after a prompt whose pages are filled, decoded in one slot among idle ones."""
-    slots = engine.shape.slots
+    slots = rows or engine.shape.slots
     out, token = [], prompt[-1]
     for step in range(steps):
         tokens, positions = np.zeros(slots, np.int32), np.zeros(slots, np.int32)
@@ -140,6 +141,54 @@ def test_a_row_is_the_same_bits_in_any_company(weights):
         pages = [np.concatenate([p[:2].reshape(-1), p[2][:, :4].reshape(-1)]) for p in pages]
         seen.append((int(drawn), b"".join(p.tobytes() for p in pages)))
     assert all(other == seen[0] for other in seen)
+
+
+WIDE = ServingShape(slots=12, context=64, pages=40, page=8, parts=3)
+
+
+@pytest.mark.parametrize("weights", ["float32", "bfloat16"])
+def test_a_step_of_few_rows_gives_what_the_whole_one_gives(weights):
+    decoder = random_decoder(QWEN, scale=0.3)
+    whole, few = (engine_of(decoder, weights, WIDE) for _ in range(2))
+    assert few.rows(1) == 12  # before it was tried
+    few.warm_up()
+    if few.rows(1) == 12:
+        pytest.skip("this processor sums otherwise where there are fewer rows")
+    assert [few.rows(count) for count in (1, serving.FEW, serving.FEW + 1, 12)] == [8, 8, 12, 12]
+    prompt = [int(t) for t in np.random.default_rng(3).integers(0, 512, 20)]
+    own = tables(1, shape=WIDE)[0]
+    found = []
+    for engine, rows in ((whole, 12), (few, 8)):
+        fill(engine, prompt, own)
+        drawn = greedy(engine, prompt, own, 9, slot=rows - 1, rows=rows)
+        # The page after the prompt's holds the last tokens; the rest of it nobody reads.
+        pages = [np.asarray(x)[own[:3]] for pair in engine._pages for x in pair]
+        found.append((drawn, b"".join(p.tobytes() for p in pages)))
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("changed", [0, 1, 2])
+def test_a_step_of_few_rows_that_rounds_otherwise_is_not_used(changed, monkeypatch):
+    decode = serving.decode
+
+    def otherwise(weights, pages, tokens, *rest, config):
+        out = list(decode(weights, pages, tokens, *rest, config=config))
+        if len(tokens) == serving.FEW:
+            out[changed] = jax.tree.map(lambda x: x.at[1].add(1e-6 if x.dtype == float else 1), out[changed])
+        return out
+
+    monkeypatch.setattr(serving, "decode", otherwise)
+    engine = engine_of(random_decoder(QWEN), shape=WIDE)
+    engine.warm_up()
+    assert engine.rows(1) == 12
+
+
+@pytest.mark.parametrize(("slots", "pages"), [(8, 40), (12, 8), (4, 33)])
+def test_where_there_are_no_more_slots_or_pages_there_is_one_step(slots, pages):
+    shape = ServingShape(slots=slots, context=64, pages=pages, page=8, parts=3)
+    engine = engine_of(random_decoder(TINY), shape=shape)
+    engine.warm_up()
+    assert engine.rows(1) == slots
 
 
 def test_bfloat16_is_near_float32():
