@@ -28,7 +28,7 @@ def run(store: FakeGcs, *argv: object) -> str:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.endswith("done\n")
+    assert "done" in done.stdout.splitlines()  # the clients may still log at the end of the process
     return done.stdout
 
 
