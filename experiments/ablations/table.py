@@ -11,6 +11,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -68,21 +69,44 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     return float(np.mean(values)), float(half)
 
 
-def paired(curves: dict[int, Curve], others: dict[int, Curve]) -> tuple[float, float, float, int] | None:
-    """Geometric mean, with its 95 % interval over seeds, of the ratio of tokens to SHARE, and its pairs.
+@dataclass(frozen=True)
+class Ratio:
+    """Geometric mean over paired seeds of one arm's tokens to SHARE by another's, with its 95 % interval."""
 
-    Pairs in which one never came there are left out, which favours an arm whose slow runs end before they do;
-    the table says how many did.
+    mean: float
+    low: float
+    high: float
+    n: int
+    sign: str  # "≥" where runs of the arm ended before they came there, "≤" where the other's did, else ""
+
+    def __str__(self) -> str:
+        between = f" [{self.low:.2f}, {self.high:.2f}]" if self.n > 1 else ""  # one pair has no interval
+        return f"{self.sign}{self.mean:.2f}{between} n {self.n}"
+
+
+def paired(curves: dict[int, Curve], others: dict[int, Curve]) -> Ratio | None:
+    """How many tokens `curves` need for each of `others`, seed by seed.
+
+    A run that never came there counts with all its tokens, which it needs at least, and the ratio is marked
+    as a bound. Seeds in which both never came there are left out, and where some on either side did not, all
+    of these are: they would bound nothing.
     """
-    logs = []
+    logs, bounds = [], []
     for seed in sorted(curves.keys() & others.keys()):
         mine, theirs = tokens_to(curves[seed]), tokens_to(others[seed])
-        if 0 < mine < math.inf and 0 < theirs < math.inf:
-            logs.append(math.log(mine / theirs))
+        if 0 in (mine, theirs) or mine == theirs == math.inf:
+            continue
+        sign = "≥" if mine == math.inf else "≤" if theirs == math.inf else ""
+        mine, theirs = min(mine, tokens_of(curves[seed])), min(theirs, tokens_of(others[seed]))
+        logs.append(math.log(mine / theirs))
+        bounds.append(sign)
+    signs = set(bounds) - {""}
+    if len(signs) > 1:  # neither a lower nor an upper bound
+        logs, signs = [x for x, sign in zip(logs, bounds, strict=True) if not sign], set()
     if not logs:
         return None
     mean, half = interval(logs)
-    return math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs)
+    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs), "".join(signs))
 
 
 def rows(arms: dict[str, dict[int, Curve]]) -> list[tuple[str, ...]]:
@@ -93,10 +117,6 @@ def rows(arms: dict[str, dict[int, Curve]]) -> list[tuple[str, ...]]:
         reached = sorted(t for c in curves.values() if (t := tokens_to(c)) < math.inf)
         tokens = f"{np.median(reached):,.0f} ({len(reached)} of {len(curves)})" if reached else "never"
         ratio = None if arm == GRPO else paired(curves, arms.get(GRPO, {}))
-        against = "–"
-        if ratio:  # one pair has no interval
-            between = f" [{ratio[1]:.2f}, {ratio[2]:.2f}]" if ratio[3] > 1 else ""
-            against = f"{ratio[0]:.2f}{between} n {ratio[3]}"
         extra = np.mean([c["points"][-1]["counterfactual_tokens"] / tokens_of(c) for c in curves.values()])
         out.append(
             (
@@ -104,7 +124,7 @@ def rows(arms: dict[str, dict[int, Curve]]) -> list[tuple[str, ...]]:
                 _plus_minus(end, end_half),
                 _plus_minus(area, area_half),
                 tokens,
-                against,
+                str(ratio or "–"),
                 f"{extra / (1 - extra):.1%}",
             )
         )
@@ -183,6 +203,9 @@ def main() -> int:
     print("|---" * len(titles) + "|")
     for row in rows(arms):
         print(_MARKDOWN.format(*row))
+    versions = sorted({str(c.get("git_sha")) for curves in arms.values() for c in curves.values()})
+    if len(versions) > 1:
+        print(f"note: the curves are from {len(versions)} versions of the code: {', '.join(versions)}")
     if args.chart:
         chart(arms, args.chart)
         print(f"chart: {args.chart}")

@@ -81,15 +81,31 @@ def test_mean_regret_is_the_area_over_the_tokens():
     assert table.average(uneven) == pytest.approx((100 * 0.5 + 300 * 0.25) / 400)
 
 
-def test_ratios_are_paired_by_seed_and_leave_out_who_never_came_there():
-    mine = {seed: curve([1.0] * n + [2.0] * 6, seed=seed) for seed, n in enumerate((1, 2, 3))}
-    theirs = {seed: curve([1.0] * n + [2.0] * 6, seed=seed) for seed, n in enumerate((2, 8))}
-    theirs[2] = curve([1.0] * 8, seed=2)
-    mean, low, high, n = table.paired(mine, theirs)
-    assert n == 2
-    assert mean == pytest.approx(math.sqrt(0.5 * 0.25))
-    assert low < mean < high
-    assert table.paired({0: curve([1.0])}, theirs) is None
+def slow(n, **facts):
+    """A curve that comes there at the n-th valuation and stays."""
+    return curve([1.0] * n + [2.0] * 6, **facts)
+
+
+def test_ratios_are_paired_by_seed():
+    mine = {seed: slow(n, seed=seed) for seed, n in enumerate((1, 2, 3))}
+    theirs = {seed: slow(n, seed=seed) for seed, n in enumerate((2, 8))}
+    ratio = table.paired(mine, theirs)
+    assert (ratio.n, ratio.sign) == (2, "")
+    assert ratio.mean == pytest.approx(math.sqrt(0.5 * 0.25))
+    assert ratio.low < ratio.mean < ratio.high
+
+
+def test_a_run_that_never_came_there_bounds_the_ratio():
+    never = curve([1.0] * 9)  # 800 tokens
+    above = table.paired({0: slow(1), 1: never}, {0: slow(2), 1: slow(2)})
+    assert (above.n, above.sign) == (2, "≥")
+    assert above.mean == pytest.approx(math.sqrt(0.5 * 4))
+    assert str(above).startswith("≥1.41 [")
+    below = table.paired({0: slow(2)}, {0: never})
+    assert str(below) == "≤0.25 n 1"
+    both = table.paired({0: slow(1), 1: never, 2: slow(3)}, {0: never, 1: slow(2), 2: slow(3)})
+    assert str(both) == "1.00 n 1"
+    assert table.paired({0: never}, {0: never}) is None
 
 
 def test_the_table_of_a_folder(tmp_path):
@@ -105,4 +121,5 @@ def test_the_table_of_a_folder(tmp_path):
     lines = done.stdout.splitlines()
     assert [line.split("|")[1].strip() for line in lines[2:]] == ["full", "no-counterfactuals"]
     full = [cell.strip() for cell in lines[2].split("|")]
+    assert len(lines) == 4  # one version of the code: no note
     assert full[2:7] == ["100.0% ± 0.0%", "8.3% ± 0.0%", "200 (2 of 2)", "1.00 [1.00, 1.00] n 2", "11.1%"]
