@@ -9,6 +9,7 @@ import pytest
 from experiment_helpers import json_lines, run_main, run_script
 
 from lemon_jax.bench import SOURCES
+from lemon_jax.orchestrator import read_manifest
 
 DATA = os.environ.get("LEMON_DATA")  # the tests around here hide it
 FLAGS = ("--workers", "scripted", "--steps", 0, "--eval-tasks", 2, "--baselines", "vanilla", "--fresh")
@@ -99,6 +100,17 @@ def test_a_policy_tested_on_its_own_train_tasks_is_told(policy_folder, tmp_path,
     assert "warning" not in capsys.readouterr().err
     policy = ("--policy", tmp_path / "a" / "policy", "--steps", 0, "--eval-tasks", 1)
     assert run_main(*flags, *policy, "--protocol", "lemon", "--out", tmp_path / "b") == 0
+    told = " ".join(capsys.readouterr().err.split())
+    assert "of the 600 test tasks of multiarith are train tasks of the full protocol" in told
+    # Another training does not make it forget them.
+    again = ("--bench", "svamp", "--workers", "scripted", "--data", DATA, "--baselines", "none")
+    assert (
+        run_main(*again, *trained[2:-2], "--policy", tmp_path / "a" / "policy", "--out", tmp_path / "c") == 0
+    )
+    assert read_manifest(second)["continued_from"] == read_manifest(first)
+    capsys.readouterr()
+    policy = ("--policy", second, *policy[2:])
+    assert run_main(*flags, *policy, "--protocol", "lemon", "--out", tmp_path / "d") == 0
     told = " ".join(capsys.readouterr().err.split())
     assert "of the 600 test tasks of multiarith are train tasks of the full protocol" in told
 
