@@ -23,6 +23,7 @@ from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.evaluate import choose_tasks
 from lemon_jax.train.optimum import Optimum
+from lemon_jax.train.presets import with_values
 from lemon_jax.train.regret import Regret
 from lemon_jax.train.run_dir import METRICS, RunDir
 from lemon_jax.train.simulation import seal
@@ -124,17 +125,20 @@ BASE = RunConfig(
 
 
 def base_config(bench: str, steps: int, changes: Sequence[str] = ()) -> RunConfig:
-    """The full method's configuration; `changes` such as "group=8" or "update.tau=2" are applied to it."""
-    outer: dict[str, Any] = {"bench": bench, "steps": steps}
-    inner: dict[str, Any] = {}
+    """The full method's configuration; `changes` such as "group=8" or "update.tau=2" are applied to it.
+
+    Raises LemonError for a key that no preset could have, or a value of another kind.
+    """
+    values = []
     for change in changes:
         key, _, text = change.partition("=")
         try:
             value = json.loads(text)
         except ValueError:
             value = text
-        (inner if key.startswith("update.") else outer)[key.removeprefix("update.")] = value
-    return replace(BASE, **outer, update=replace(BASE.update, **inner))
+        table, _, name = key.rpartition(".")
+        values.append({table: {name: value}} if table else {name: value})
+    return with_values(replace(BASE, bench=bench, steps=steps), *values)
 
 
 def policy_folder(policy: str) -> Path:

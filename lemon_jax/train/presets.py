@@ -82,8 +82,22 @@ def load_preset(path: Path, bench: str) -> RunConfig:
 def without_counterfactuals(config: RunConfig) -> RunConfig:
     """The run by GRPO alone. What only counterfactuals read is as by default: there it says nothing."""
     update = replace(config.update, **{name: getattr(UpdateConfig, name) for name in _OF_CREDIT})
-    others = {name: getattr(RunConfig, name) for name in _OF_EDITS}
-    return replace(config, edits_per_step=0, predicted_edits=0, update=update, **others)
+    return replace(without_executed_edits(config), predicted_edits=0, update=update)
+
+
+def without_executed_edits(config: RunConfig) -> RunConfig:
+    """The run with predicted edits alone. What only executed ones read is as by default."""
+    return replace(config, edits_per_step=0, **{name: getattr(RunConfig, name) for name in _OF_EDITS})
+
+
+def with_values(config: RunConfig, *values: dict[str, Any]) -> RunConfig:
+    """The configuration changed by values as a preset has them. Raises LemonError with all their faults."""
+    faults: list[str] = []
+    for some in values:
+        config = _apply(config, some, "", faults)
+    if faults:
+        raise LemonError("; ".join(faults))
+    return config
 
 
 def check_counts(config: RunConfig) -> None:

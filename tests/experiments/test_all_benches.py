@@ -104,9 +104,8 @@ def test_a_policy_tested_on_its_own_train_tasks_is_told(policy_folder, tmp_path,
     assert "of the 600 test tasks of multiarith are train tasks of the full protocol" in told
     # Another training does not make it forget them.
     again = ("--bench", "svamp", "--workers", "scripted", "--data", DATA, "--baselines", "none")
-    assert (
-        run_main(*again, *trained[2:-2], "--policy", tmp_path / "a" / "policy", "--out", tmp_path / "c") == 0
-    )
+    first, second = tmp_path / "a" / "policy", tmp_path / "c" / "policy"
+    assert run_main(*again, *trained[2:-2], "--policy", first, "--out", tmp_path / "c") == 0
     assert read_manifest(second)["continued_from"] == read_manifest(first)
     capsys.readouterr()
     policy = ("--policy", second, *policy[2:])
