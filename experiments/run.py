@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from all_benches import check_all, check_data
 from replay import print_verdict
 from run_arguments import BENCHES, config_of, parse_arguments
 from shipped import CALLS, CHECKPOINTS, policy_origin, recorded_calls, shipped_folder
@@ -182,7 +183,6 @@ def _load(
     """What every host reads for itself; a replay has the workers of the `recorded` manifest."""
     from lemon_jax.backends import WorkerPool, replay_workers, worker_config
     from lemon_jax.bench import load
-    from lemon_jax.errors import LemonError
     from lemon_jax.model.sharding import make_mesh, on_host
     from lemon_jax.orchestrator import Orchestrator
     from lemon_jax.train.provenance import seen_in_training, used_otherwise
@@ -196,13 +196,8 @@ def _load(
 
     benches = dict.fromkeys((*config.trained, *config.tested))
     datasets = {bench: sets(bench, config.protocol) for bench in benches}
-    for bench, dataset in datasets.items():
-        if config.steps and bench in config.trained and not dataset.train:
-            raise LemonError(
-                f"the {config.protocol} protocol scores every task of {bench} and leaves none to "
-                "train on; evaluate a policy with --steps 0"
-            )
-        config.grader.check(dataset.test)
+    check_data(config, datasets)
+    for dataset in datasets.values():
         if dataset.banner:
             progress.note(dataset.banner)
     with contextlib.nullcontext() if mesh is None else on_host():
@@ -301,12 +296,13 @@ def run_all(args: argparse.Namespace) -> int:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     root = args.out = args.out or Path("runs") / f"all-{args.preset or 'default'}-s{args.seed or 0}-{stamp}"
     simulated = args.workers is not None and is_simulated(WorkerPool(worker_config(args.workers)))
+    folders = {bench: root / bench for bench in BENCHES}
+    if simulated:
+        del folders["humaneval"]
+        print("== humaneval left out: simulated workers write no code", file=sys.stderr)
+    check_all(args, folders)
     summaries = []
-    for bench in BENCHES:
-        folder = root / bench
-        if simulated and bench == "humaneval":
-            print("== humaneval left out: simulated workers write no code", file=sys.stderr)
-            continue
+    for bench, folder in folders.items():
         if not (folder / SUMMARY).exists():
             print(f"== {bench}", file=sys.stderr)
             one: dict[str, Any] = {"bench": bench, "out": folder}
