@@ -184,7 +184,8 @@ def _idle_faults(config: RunConfig) -> list[str]:
     update = config.update
     # Else ratios are 1: up to rounding, which in bfloat16 may come to a bound.
     ratios = config.updates_per_step > 1 or config.overlap or update.compute_dtype == "bfloat16"
-    needs: list[tuple[str, Any, RunConfig | UpdateConfig, tuple[str, ...]]] = [
+    reward = config.reward
+    needs: list[tuple[str, Any, RunConfig | UpdateConfig | RewardConfig, tuple[str, ...]]] = [
         ("edits-per-step", config.edits_per_step, config, _OF_EDITS),
         (
             "edits-per-step or predicted-edits",
@@ -197,6 +198,13 @@ def _idle_faults(config: RunConfig) -> list[str]:
         ("policy_loss = truncated", update.policy_loss == "truncated", update, ("truncate",)),
         ("updates-per-step = 2 or overlap", ratios, update, ("clip_low", "clip_high", "truncate")),
         ("kl", update.kl, update, ("kl_estimator",)),
+        ("reward.efficiency", reward.efficiency, reward, ("half_cost", "tokens")),
+        (
+            "reward.tokens = cost and reward.efficiency",
+            reward.tokens == "cost" and reward.efficiency,
+            config,
+            ("price_tables",),
+        ),
         ("best-fixed", config.best_fixed, config, ("search_candidates",)),
         ("lora-rank", config.lora_rank, config, ("lora_targets", "lora_alpha")),
     ]
@@ -204,7 +212,8 @@ def _idle_faults(config: RunConfig) -> list[str]:
     for need, there, table, names in needs:
         given = [name for name in names if getattr(table, name) != getattr(type(table), name)]
         if given and not there:
-            spelled = [f"update.{name}" if table is update else name.replace("_", "-") for name in given]
+            inside = next((name for name in _NESTED if table is getattr(config, name)), None)
+            spelled = [f"{inside}.{name}" if inside else name.replace("_", "-") for name in given]
             verb = "has" if len(given) == 1 else "have"
             faults.append(f"{', '.join(spelled)} without {need} {verb} no effect; give both or neither")
     return faults
