@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from flax import nnx
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from shipped import shipped_folder
 
 from lemon_jax.backends import WorkerPool, worker_config
 from lemon_jax.bench import Dataset, Task, load
@@ -30,7 +35,6 @@ from lemon_jax.train.simulation import seal
 from lemon_jax.train.trainer import Trainer
 
 SPENT = ("worker_tokens", "counterfactual_tokens")  # keys of a step's metrics
-CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 
 
 @dataclass
@@ -141,11 +145,6 @@ def base_config(bench: str, steps: int, changes: Sequence[str] = ()) -> RunConfi
     return with_values(replace(BASE, bench=bench, steps=steps), *values)
 
 
-def policy_folder(policy: str) -> Path:
-    """A folder, or one of `checkpoints/` by its name."""
-    return Path(policy) if Path(policy).exists() else CHECKPOINTS / policy
-
-
 def open_lab(base: RunConfig, policy: str, *, held_out: int, every: int, data: Path | None) -> Lab:
     """Tasks, simulated workers and policy of these runs."""
     dataset = load(base.bench, protocol=base.protocol, data_dir=data)
@@ -156,7 +155,7 @@ def open_lab(base: RunConfig, policy: str, *, held_out: int, every: int, data: P
         held_out=choose_tasks(dataset.test, held_out, 0),
         pool=pool,
         regret=Regret(Optimum(pool, base.reward, base.grader.extractor)),
-        policy=Orchestrator.load(policy_folder(policy)),
+        policy=Orchestrator.load(shipped_folder(policy)),
         every=every,
     )
 

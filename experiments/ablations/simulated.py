@@ -37,14 +37,14 @@ def main() -> int:
     if unknown:
         print(f"error: no arm {', '.join(unknown)}; there are {', '.join(ARMS)}", file=sys.stderr)
         return 2
-    from lab import base_config, policy_folder
+    from lab import base_config, shipped_folder
 
     from lemon_jax.orchestrator import read_manifest
 
     try:
         base = replace(base_config(args.bench, args.steps, args.set), policy=Path(args.policy).name)
         _check(arms, base)
-        policy_sha256 = read_manifest(policy_folder(args.policy)).get("params_sha256")
+        policy_sha256 = read_manifest(shipped_folder(args.policy)).get("params_sha256")
     except LemonError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

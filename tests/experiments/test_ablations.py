@@ -72,6 +72,16 @@ def test_an_arm_that_is_no_run_is_refused(flags, message, tmp_path, monkeypatch,
     assert not (tmp_path / "out").exists()
 
 
+def test_a_local_folder_does_not_hide_the_shipped_policy_of_its_name(tmp_path, monkeypatch, capsys):
+    (tmp_path / "small").mkdir()  # the working folder
+    monkeypatch.setattr(sys, "argv", ["simulated.py", "--out", "out", "--seeds", "0", "--processes", "0"])
+    assert simulated.main() == 0
+    assert capsys.readouterr().out == "0 runs to do\n"
+    shipped = json.loads((FOLDER.parents[1] / "checkpoints" / "small" / "manifest.json").read_text())
+    setting = json.loads((tmp_path / "out" / "setting.json").read_text())
+    assert setting["policy_sha256"] == shipped["params_sha256"]
+
+
 def test_a_point_has_all_that_was_spent_before(tmp_path):
     run = RunDir(tmp_path)
     config, policy = SimpleNamespace(constrained=True), SimpleNamespace(with_decoder=lambda _: None)
