@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections import Counter, defaultdict
+from collections import ChainMap, Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -32,10 +32,10 @@ from lemon_jax.runtime import build_messages, repeat_indices
 from lemon_jax.runtime.tools import nearest_option
 from lemon_jax.spec import CAPACITIES, ROLES, Spec, order, parse
 from lemon_jax.spec.code_roles import CODE_ROLES
+from lemon_jax.train.config import RunConfig
 from lemon_jax.train.simulation import PLANNERS
 
 FOLDS = 5
-CALLS = {"small": 1, "medium": 1, "large": 5}  # samples of the embedded workers' capacities
 # Made for code: no call of theirs on other tasks is recorded. By hand: hardly ever right, half their tokens.
 CODE_NAMES = [role.name for role in CODE_ROLES]
 CODE_ABILITY, CODE_SHARE = -5.0, 0.5
@@ -105,7 +105,8 @@ class Reading:
         self._calls: list[Observed] = []
         self._seen: set[tuple[Any, ...]] = set()
         self._words: list[tuple[int, int]] = []  # prompt tokens and words of calls without inputs
-        self._tasks: dict[str, dict[str, Task]] = {}
+        self._tasks: dict[tuple[str, str], dict[str, Task]] = {}  # by bench and protocol
+        self.samples: dict[str, int] = {}  # of the workers' capacities, by level
         self.tokens: dict[tuple[str, str], list[float]] = defaultdict(
             list
         )  # of one sample, by role and level
@@ -119,23 +120,39 @@ class Reading:
         return sum(t * w for t, w in self._words) / sum(w * w for _, w in self._words)
 
     def run(self, folder: Path, data: Path | None) -> None:
-        """Read `executions.jsonl`. Raises LemonError where the folder is no run."""
+        """Read `executions.jsonl`. Raises LemonError where the folder is no run, or its workers' capacities
+        ask other numbers of samples than an earlier run's."""
         try:
-            config = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["config"]
-            lines = (folder / "executions.jsonl").read_text(encoding="utf-8").splitlines()
-        except (OSError, ValueError, KeyError) as error:
+            manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
+            config = RunConfig.from_dict(manifest["config"])
+            samples = {level: manifest["workers"]["settings"][level]["samples"] for level in CAPACITIES}
+            # Not splitlines(): JSON leaves U+2028 and its like in a text as they are.
+            lines = (folder / "executions.jsonl").read_text(encoding="utf-8").split("\n")
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise LemonError(
                 f"{folder}: not a run folder ({error}); name one of experiments/run.py"
             ) from None
-        bench = config["bench"]
-        if bench not in self._tasks:
-            dataset = load(bench, protocol=config.get("protocol", "full"), data_dir=data)
-            self._tasks[bench] = {t.id: t for t in (*dataset.train, *dataset.test)}
-        for line in lines:
+        if (self.samples or samples) != samples:
+            raise LemonError(
+                f"{folder}: its capacities have {_numbers(samples)} samples, those of the runs before "
+                f"{_numbers(self.samples)}; calibrate on runs of one worker file"
+            )
+        self.samples = samples
+        trained = self._tasks_of(config.trained, config.protocol, data)
+        for line in filter(None, lines):
             row = json.loads(line)
             spec = parse(row["spec"]).spec
             if spec is not None and row["agents"] and not row["infra_failed"]:
-                self._execution(self._tasks[bench][row["task"]], spec, {a["id"]: a for a in row["agents"]})
+                bench = row.get("bench")  # of an evaluation
+                tasks = self._tasks_of((bench,), config.protocol, data) if bench else trained
+                self._execution(tasks[row["task"]], spec, {a["id"]: a for a in row["agents"]})
+
+    def _tasks_of(self, benches: Sequence[str], protocol: str, data: Path | None) -> Mapping[str, Task]:
+        for bench in benches:
+            if (bench, protocol) not in self._tasks:
+                dataset = load(bench, protocol=protocol, data_dir=data)
+                self._tasks[bench, protocol] = {t.id: t for t in (*dataset.train, *dataset.test)}
+        return ChainMap(*(self._tasks[bench, protocol] for bench in benches))
 
     def _execution(self, task: Task, spec: Spec, rows: dict[str, Any]) -> None:
         if any(ROLES[a.role].llm and a.role not in ROLE_NAMES for a in spec.agents):
@@ -156,9 +173,9 @@ class Reading:
                 continue
             self._seen.add(key)
             self.tokens[agent.role, agent.capacity].append(
-                max(1, row["generated_tokens"]) / CALLS[agent.capacity]
+                max(1, row["generated_tokens"]) / self.samples[agent.capacity]
             )
-            if not parents and CALLS[agent.capacity] == row["calls"] == 1:
+            if not parents and self.samples[agent.capacity] == row["calls"] == 1:
                 words = sum(len(m.content.split()) for m in build_messages(task, agent, []))
                 self._words.append((row["prompt_tokens"], words))
             if agent.role in PLANNERS:
@@ -178,6 +195,10 @@ class Reading:
             self._calls.append(call)
             if row["answer"] is not None and not right:
                 self.wrong[task.id][_meant(task, row["answer"])] += 1
+
+
+def _numbers(samples: Mapping[str, int]) -> str:
+    return ", ".join(map(str, samples.values()))
 
 
 def _meant(task: Task, answer: str) -> str:
@@ -266,7 +287,7 @@ def report_effects(fit: Fit, fitted: Fit, free: Fit) -> None:
 def parameter_file(fit: Fit, read: Reading, by_hand: Mapping[str, float]) -> str:
     """The fitted parameters as the backend reads them."""
     calls = read.calls()
-    tokens = _tokens(read.tokens)
+    samples, tokens = read.samples, _tokens(read.tokens, read.samples)
     lines = [
         "# Parameters of the simulated workers; lemon_jax/backends/response_model.py has the formula.",
         f"# Written by experiments/calibrate.py from {len(calls)} judged calls of the embedded workers on",
@@ -287,19 +308,27 @@ def parameter_file(fit: Fit, read: Reading, by_hand: Mapping[str, float]) -> str
         f"other = {float(np.mean(fit.at['bench'])):.3f}",
     ]
     for level in CAPACITIES:
-        lines += ["", f"[levels.{level}]", f"calls = {CALLS[level]}  # how often a call reads its prompt", ""]
+        lines += [
+            "",
+            f"[levels.{level}]",
+            f"calls = {samples[level]}  # how often a call reads its prompt",
+            "",
+        ]
         lines += [f"[levels.{level}.ability]  # logits at difficulty 0"]
         lines += [f"{role} = {fit.ability(role, level):.3f}" for role in ROLE_NAMES]
         lines += [f"{role} = {CODE_ABILITY}  # set by hand: made for code" for role in CODE_NAMES]
         lines += ["", f"[levels.{level}.tokens]  # generated tokens of a call"]
         lines += [f"{role} = {tokens[role, level]}" for role in ROLE_NAMES]
-        code = [(n, round(CODE_SHARE * ROLES[n].max_tokens * CALLS[level])) for n in CODE_NAMES]
+        code = [(n, round(CODE_SHARE * ROLES[n].max_tokens * samples[level])) for n in CODE_NAMES]
         lines += [f"{role} = {count}  # set by hand" for role, count in code]
     return "\n".join(lines) + "\n"
 
 
-def _tokens(found: Mapping[tuple[str, str], list[float]]) -> dict[tuple[str, str], int]:
-    """Mean tokens by role and level: where few calls speak, role and level multiply (ridge on logarithms)."""
+def _tokens(
+    found: Mapping[tuple[str, str], list[float]], samples: Mapping[str, int]
+) -> dict[tuple[str, str], int]:
+    """Mean tokens of all samples by role and level: where few calls speak, role and level multiply (ridge on
+    logarithms)."""
     n_roles, n = len(ROLE_NAMES), len(ROLE_NAMES) + len(CAPACITIES)
     rows, targets, weights = [], [], []
     for (role, level), values in found.items():
@@ -318,7 +347,7 @@ def _tokens(found: Mapping[tuple[str, str], list[float]]) -> dict[tuple[str, str
             guess = np.exp(centre + effects[r] + effects[n_roles + c])
             mean = (sum(values) + 5 * guess) / (len(values) + 5)
             one = min(max(1.0, mean), ROLES[role].max_tokens)
-            out[role, level] = max(1, round(one * CALLS[level]))
+            out[role, level] = max(1, round(one * samples[level]))
     return out
 
 

@@ -81,7 +81,9 @@ class Fit:
     def predict(self, calls: list[Observed]) -> np.ndarray:
         """P(right) of calls on tasks of which nothing is known."""
         data = self._arrays(calls)
-        p, weights = self._probabilities({k: jnp.asarray(v) for k, v in self.at.items()}, data)
+        # Of a bench that the fit has no call of, the mean of the others.
+        at = self.at | {"bench": np.append(self.at["bench"], self.at["bench"].mean())}
+        p, weights = self._probabilities({k: jnp.asarray(v) for k, v in at.items()}, data)
         return np.asarray(p @ weights)
 
     def _split(self, x: jax.Array) -> dict[str, jax.Array]:
@@ -95,12 +97,13 @@ class Fit:
         tasks = {task: i for i, task in enumerate(dict.fromkeys(c.task for c in calls))}
         role = np.array([ROLE_NAMES.index(c.role) for c in calls])
         level = np.array([CAPACITIES.index(c.level) for c in calls])
+        benches = {bench: i for i, bench in enumerate(self.benches)}
         signs = np.array([-1.0 if name in HARMS else 1.0 for name in EFFECTS])
         return {
             "role": role,
             "level": level,
             "pair": role * len(CAPACITIES) + level,
-            "bench": np.array([self.benches.index(c.bench) for c in calls]),
+            "bench": np.array([benches.get(c.bench, len(benches)) for c in calls]),
             "counts": np.array([c.place.counts() for c in calls], dtype=float) * signs,
             "guess": np.array([c.guess for c in calls]),
             "right": np.array([c.right for c in calls], dtype=float),

@@ -18,9 +18,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from all_benches import check_all, check_data
 from replay import print_verdict
 from run_arguments import BENCHES, config_of, parse_arguments
-from shipped import CALLS, CHECKPOINTS, recorded_calls, shipped_folder
+from shipped import CALLS, CHECKPOINTS, policy_origin, recorded_calls, shipped_folder
 
 if TYPE_CHECKING:
     from jax.sharding import Mesh
@@ -99,7 +100,9 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
     config, scale, before = hosts.on_first(lambda: config_of(args))
     earlier, recorded = (before, None) if args.replay is None else (None, before)
     with RunProgress(None if hosts.first else Console(quiet=True)) as progress:
-        mesh, datasets, policy, pool = hosts.agree(lambda: _load(args, config, scale, progress, recorded))
+        mesh, datasets, policy, origin, pool = hosts.agree(
+            lambda: _load(args, config, scale, progress, recorded)
+        )
         if is_simulated(pool):
             pool.world = seal(task for d in datasets.values() for task in (*d.train, *d.test))
             progress.note(SIMULATED_WARNING)
@@ -126,6 +129,7 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
                         config=config,
                         datasets=datasets,
                         policy=policy,
+                        origin=origin,
                         pool=pool,
                         run=directory,
                         progress=progress,
@@ -175,13 +179,12 @@ def _load(
     scale: ScaleConfig,
     progress: RunProgress,
     recorded: dict[str, Any] | None,
-) -> tuple[Mesh | None, dict[str, Dataset], Orchestrator, WorkerPool]:
+) -> tuple[Mesh | None, dict[str, Dataset], Orchestrator, dict[str, Any], WorkerPool]:
     """What every host reads for itself; a replay has the workers of the `recorded` manifest."""
     from lemon_jax.backends import WorkerPool, replay_workers, worker_config
     from lemon_jax.bench import load
-    from lemon_jax.errors import LemonError
     from lemon_jax.model.sharding import make_mesh, on_host
-    from lemon_jax.orchestrator import MANIFEST_FILE, Orchestrator, read_manifest
+    from lemon_jax.orchestrator import Orchestrator
     from lemon_jax.train.provenance import seen_in_training, used_otherwise
 
     mesh = None
@@ -193,24 +196,18 @@ def _load(
 
     benches = dict.fromkeys((*config.trained, *config.tested))
     datasets = {bench: sets(bench, config.protocol) for bench in benches}
-    for bench, dataset in datasets.items():
-        if config.steps and bench in config.trained and not dataset.train:
-            raise LemonError(
-                f"the {config.protocol} protocol scores every task of {bench} and leaves none to "
-                "train on; evaluate a policy with --steps 0"
-            )
-        config.grader.check(dataset.test)
+    check_data(config, datasets)
+    for dataset in datasets.values():
         if dataset.banner:
             progress.note(dataset.banner)
     with contextlib.nullcontext() if mesh is None else on_host():
         policy = Orchestrator.load(folder := shipped_folder(config.policy, CHECKPOINTS))
-    if (folder / MANIFEST_FILE).exists():  # else a pretrained model
-        facts = read_manifest(folder)
-        seen = seen_in_training(facts, {bench: datasets[bench] for bench in config.tested}, sets)
-        for text in (*used_otherwise(facts, config), *seen):
-            progress.note(f"warning: {text}")
+    origin = policy_origin(folder, CHECKPOINTS)
+    seen = seen_in_training(origin, {bench: datasets[bench] for bench in config.tested}, sets)
+    for text in (*used_otherwise(origin, config), *seen):
+        progress.note(f"warning: {text}")
     workers = worker_config(config.workers) if recorded is None else replay_workers(recorded["workers"])
-    return mesh, datasets, policy, WorkerPool(workers, progress.download)
+    return mesh, datasets, policy, origin, WorkerPool(workers, progress.download)
 
 
 def _directory(
@@ -299,12 +296,13 @@ def run_all(args: argparse.Namespace) -> int:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     root = args.out = args.out or Path("runs") / f"all-{args.preset or 'default'}-s{args.seed or 0}-{stamp}"
     simulated = args.workers is not None and is_simulated(WorkerPool(worker_config(args.workers)))
+    folders = {bench: root / bench for bench in BENCHES}
+    if simulated:
+        del folders["humaneval"]
+        print("== humaneval left out: simulated workers write no code", file=sys.stderr)
+    check_all(args, folders)
     summaries = []
-    for bench in BENCHES:
-        folder = root / bench
-        if simulated and bench == "humaneval":
-            print("== humaneval left out: simulated workers write no code", file=sys.stderr)
-            continue
+    for bench, folder in folders.items():
         if not (folder / SUMMARY).exists():
             print(f"== {bench}", file=sys.stderr)
             one: dict[str, Any] = {"bench": bench, "out": folder}

@@ -18,15 +18,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import jax
 from flax import nnx
+from shipped import policy_origin
 
 from lemon_jax.bench import SOURCES, Task, generate, load
 from lemon_jax.errors import LemonError
 from lemon_jax.model import PRESETS, Decoder, params_sha256, train_tokenizer
-from lemon_jax.orchestrator import MANIFEST_FILE, Orchestrator, read_manifest
+from lemon_jax.orchestrator import Orchestrator
 from lemon_jax.spec import dump
 from lemon_jax.train.llm_teacher import llm_specs
 from lemon_jax.train.prices import random_prices, with_price_line
@@ -128,7 +128,7 @@ def _run(args: argparse.Namespace) -> None:
         "kind": "warm start",
         "command": _command(args),
         "preset": None if args.init else args.policy,
-        "continued_from": _origin(args.init) if args.init else None,
+        "continued_from": policy_origin(args.init) if args.init else None,
         "seed": args.seed,
         "steps": args.steps,
         "batch": args.batch,
@@ -156,11 +156,6 @@ def _command(args: argparse.Namespace) -> str:
         words.append(f"--init {args.init.resolve().name}")
     words += ["--tell-prices"] if args.tell_prices else []
     return " ".join([*words, f"--teacher {Path(args.teacher).name}"])
-
-
-def _origin(path: Path) -> dict[str, Any]:
-    """What a policy that is trained on was: its manifest, or the name of a pretrained model."""
-    return read_manifest(path) if (path / MANIFEST_FILE).exists() else {"pretrained": path.resolve().name}
 
 
 def _new_policy(args: argparse.Namespace, tasks: list[Task], pairs: list[tuple[str, str]]) -> Orchestrator:

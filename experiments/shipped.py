@@ -24,6 +24,27 @@ def shipped_folder(name: str | Path, folder: Path = CHECKPOINTS) -> Path:
     return shipped if shipped.is_dir() else Path(name)
 
 
+def policy_origin(policy: Path, folder: Path = CHECKPOINTS) -> dict[str, Any]:
+    """What a policy that a run begins with is: its manifest, or the name of a pretrained model.
+
+    A trained policy that does not say what it was continued from takes that from the manifest of its run,
+    where this began with a policy in `checkpoints/`.
+    """
+    from lemon_jax.orchestrator import MANIFEST_FILE, read_manifest
+
+    if not (policy / MANIFEST_FILE).exists():
+        return {"pretrained": policy.resolve().name}
+    facts, run = read_manifest(policy), policy.resolve().parent
+    if facts.get("kind") != "trained" or "continued_from" in facts or not (run / MANIFEST_FILE).exists():
+        return facts
+    start = read_manifest(run).get("policy_sha256")
+    for path in sorted(folder.glob(f"*/{MANIFEST_FILE}")):
+        shipped = read_manifest(path.parent)
+        if start is not None and shipped.get("params_sha256") == start:
+            return facts | {"continued_from": shipped}
+    return facts
+
+
 def other_calls(folder: Path, bench: str) -> Path:
     """Recorded calls of a bench that the replayable run of it did not ask for."""
     return folder / "recordings" / f"{bench}.jsonl.xz"

@@ -8,6 +8,7 @@ from typing import Any
 
 from lemon_jax.spec import FAMILIES, OPT_IN_FAMILIES
 from lemon_jax.train.config import RunConfig, UpdateConfig
+from lemon_jax.train.presets import without_counterfactuals, without_executed_edits
 
 # Any key of RunConfig, of its update with a point, or `policy`: "random" for one that saw no spec.
 Changes = Mapping[str, Any]
@@ -41,4 +42,7 @@ def config_of(arm: str, base: RunConfig, seed: int) -> RunConfig:
     prefix = "update."
     inner = {key.removeprefix(prefix): changes.pop(key) for key in list(changes) if key.startswith(prefix)}
     update: UpdateConfig = replace(base.update, **inner)
-    return replace(base, **changes, update=update, seed=seed)
+    config = replace(base, **changes, update=update, seed=seed)
+    if ARMS[arm].get("edits_per_step") == 0:  # then nothing that the base sets for edits says anything
+        return without_executed_edits(config) if config.predicted_edits else without_counterfactuals(config)
+    return config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import sys
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -13,6 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from flax import nnx
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from shipped import shipped_folder
 
 from lemon_jax.backends import WorkerPool, worker_config
 from lemon_jax.bench import Dataset, Task, load
@@ -23,13 +28,13 @@ from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.evaluate import choose_tasks
 from lemon_jax.train.optimum import Optimum
+from lemon_jax.train.presets import with_values
 from lemon_jax.train.regret import Regret
 from lemon_jax.train.run_dir import METRICS, RunDir
 from lemon_jax.train.simulation import seal
 from lemon_jax.train.trainer import Trainer
 
 SPENT = ("worker_tokens", "counterfactual_tokens")  # keys of a step's metrics
-CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 
 
 @dataclass
@@ -124,22 +129,20 @@ BASE = RunConfig(
 
 
 def base_config(bench: str, steps: int, changes: Sequence[str] = ()) -> RunConfig:
-    """The full method's configuration; `changes` such as "group=8" or "update.tau=2" are applied to it."""
-    outer: dict[str, Any] = {"bench": bench, "steps": steps}
-    inner: dict[str, Any] = {}
+    """The full method's configuration; `changes` such as "group=8" or "update.tau=2" are applied to it.
+
+    Raises LemonError for a key that no preset could have, or a value of another kind.
+    """
+    values = []
     for change in changes:
         key, _, text = change.partition("=")
         try:
             value = json.loads(text)
         except ValueError:
             value = text
-        (inner if key.startswith("update.") else outer)[key.removeprefix("update.")] = value
-    return replace(BASE, **outer, update=replace(BASE.update, **inner))
-
-
-def policy_folder(policy: str) -> Path:
-    """A folder, or one of `checkpoints/` by its name."""
-    return Path(policy) if Path(policy).exists() else CHECKPOINTS / policy
+        table, _, name = key.rpartition(".")
+        values.append({table: {name: value}} if table else {name: value})
+    return with_values(replace(BASE, bench=bench, steps=steps), *values)
 
 
 def open_lab(base: RunConfig, policy: str, *, held_out: int, every: int, data: Path | None) -> Lab:
@@ -152,7 +155,7 @@ def open_lab(base: RunConfig, policy: str, *, held_out: int, every: int, data: P
         held_out=choose_tasks(dataset.test, held_out, 0),
         pool=pool,
         regret=Regret(Optimum(pool, base.reward, base.grader.extractor)),
-        policy=Orchestrator.load(policy_folder(policy)),
+        policy=Orchestrator.load(shipped_folder(policy)),
         every=every,
     )
 

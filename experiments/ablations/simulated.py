@@ -22,7 +22,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 from arms import ARMS, config_of
 
+from lemon_jax.errors import LemonError
 from lemon_jax.train.config import RunConfig
+from lemon_jax.train.presets import check_counts
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTING = "setting.json"
@@ -35,18 +37,24 @@ def main() -> int:
     if unknown:
         print(f"error: no arm {', '.join(unknown)}; there are {', '.join(ARMS)}", file=sys.stderr)
         return 2
-    from lab import base_config, policy_folder
+    from lab import base_config, shipped_folder
 
     from lemon_jax.orchestrator import read_manifest
 
-    args.out.mkdir(parents=True, exist_ok=True)
-    base = replace(base_config(args.bench, args.steps, args.set), policy=Path(args.policy).name)
+    try:
+        base = replace(base_config(args.bench, args.steps, args.set), policy=Path(args.policy).name)
+        _check(arms, base)
+        policy_sha256 = read_manifest(shipped_folder(args.policy)).get("params_sha256")
+    except LemonError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
     setting = {
         "held_out": args.held_out,
         "every": args.every,
-        "policy_sha256": read_manifest(policy_folder(args.policy)).get("params_sha256"),
+        "policy_sha256": policy_sha256,
         "config": asdict(base),
     }
+    args.out.mkdir(parents=True, exist_ok=True)
     text, path = json.dumps(setting, indent=1) + "\n", args.out / SETTING
     if path.exists() and path.read_text(encoding="utf-8") != text:
         print(f"error: {path}: its curves have another setting; give another --out", file=sys.stderr)
@@ -67,6 +75,18 @@ def main() -> int:
     for worker in workers:
         worker.join()
     return int(any(worker.exitcode for worker in workers))
+
+
+def _check(arms: list[str], base: RunConfig) -> None:
+    """Raise LemonError where an arm is no run, or has an option that changes nothing of it."""
+    faults = []
+    for arm in arms:
+        try:
+            check_counts(config_of(arm, base, 0))
+        except LemonError as error:
+            faults.append(f"{arm}: {error}")
+    if faults:
+        raise LemonError("; ".join(faults))
 
 
 def _arguments() -> argparse.Namespace:

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from scipy import stats
+import table
 
 from lemon_jax.backends import WorkerPool, worker_config
 from lemon_jax.bench import Dataset, Prices, Task, load
@@ -203,8 +203,8 @@ def _columns(bed: Bed, policy: Orchestrator, config: RunConfig, title: str) -> I
         for bench in BENCHES:
             yield bench, bed.test(policy, config, bench)
     else:
-        for table in (*TABLES, *UNSEEN):
-            yield ",".join(f"{p:g}" for p in table), bed.test(policy, config, "multiarith", table)
+        for prices in (*TABLES, *UNSEEN):
+            yield ",".join(f"{p:g}" for p in prices), bed.test(policy, config, "multiarith", prices)
 
 
 def _print_table(title: str, arms: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
@@ -220,11 +220,8 @@ def interval(values: Sequence[float]) -> str:
 
     # In: [0.1, 0.2, 0.3]   Out: "0.200 ± 0.248"
     """
-    n = len(values)
-    if n < 2:
-        return f"{values[0]:.3f}"
-    half = stats.t.ppf(0.975, n - 1) * float(np.std(values, ddof=1)) / math.sqrt(n)
-    return f"{np.mean(values):.3f} ± {half:.3f}"
+    mean, half = table.interval(values)
+    return f"{mean:.3f}" if math.isnan(half) else f"{mean:.3f} ± {half:.3f}"
 
 
 if __name__ == "__main__":

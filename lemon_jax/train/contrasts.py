@@ -133,9 +133,9 @@ def contrast_metrics(contrasts: Sequence[Contrast], *, noise_gate: float) -> dic
     known = [c for c in contrasts if not math.isnan(c.difference)]
     errors = [c.standard_error for c in known if not math.isnan(c.standard_error)]
     noise = [float(c.within(NOISE_ERRORS)) for c in known]
-    metrics = {"contrast/se": _mean(errors), "frac_contrast_noise": _mean(noise)}
+    metrics = {"contrast/se": mean_of(errors), "frac_contrast_noise": mean_of(noise)}
     if noise_gate:
-        metrics["frac_contrast_gated"] = _mean([float(c.gated) for c in known])
+        metrics["frac_contrast_gated"] = mean_of([float(c.gated) for c in known])
     return metrics
 
 
@@ -147,5 +147,6 @@ def contrast_facts(contrast: Contrast) -> dict[str, float | None]:
     return {name: None if math.isnan(value) else round(value, 6) for name, value in facts.items()}
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
+def mean_of(values: Sequence[float] | np.ndarray) -> float | None:
+    """The mean, for a line of metrics.jsonl: null where there is nothing to average."""
+    return float(np.mean(values)) if len(values) else None

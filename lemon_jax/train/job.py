@@ -55,6 +55,7 @@ class Job:
     config: RunConfig
     datasets: Mapping[str, Dataset]  # of the benches that are trained and tested on, by name
     policy: Orchestrator
+    origin: Mapping[str, Any]  # of the policy: its manifest, or which pretrained model it is
     pool: WorkerPool
     run: RunDir
     progress: Progress
@@ -145,6 +146,7 @@ class Job:
                     "seed": self.config.seed,
                     "steps": self.config.steps,
                     **policy_facts(self.config),
+                    "continued_from": self.origin,
                     "config_sha256": self.config.sha256(),
                     **self._simulated(),
                 }

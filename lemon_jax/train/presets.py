@@ -82,8 +82,22 @@ def load_preset(path: Path, bench: str) -> RunConfig:
 def without_counterfactuals(config: RunConfig) -> RunConfig:
     """The run by GRPO alone. What only counterfactuals read is as by default: there it says nothing."""
     update = replace(config.update, **{name: getattr(UpdateConfig, name) for name in _OF_CREDIT})
-    others = {name: getattr(RunConfig, name) for name in _OF_EDITS}
-    return replace(config, edits_per_step=0, predicted_edits=0, update=update, **others)
+    return replace(without_executed_edits(config), predicted_edits=0, update=update)
+
+
+def without_executed_edits(config: RunConfig) -> RunConfig:
+    """The run with predicted edits alone. What only executed ones read is as by default."""
+    return replace(config, edits_per_step=0, **{name: getattr(RunConfig, name) for name in _OF_EDITS})
+
+
+def with_values(config: RunConfig, *values: dict[str, Any]) -> RunConfig:
+    """The configuration changed by values as a preset has them. Raises LemonError with all their faults."""
+    faults: list[str] = []
+    for some in values:
+        config = _apply(config, some, "", faults)
+    if faults:
+        raise LemonError("; ".join(faults))
+    return config
 
 
 def check_counts(config: RunConfig) -> None:
@@ -170,7 +184,8 @@ def _idle_faults(config: RunConfig) -> list[str]:
     update = config.update
     # Else ratios are 1: up to rounding, which in bfloat16 may come to a bound.
     ratios = config.updates_per_step > 1 or config.overlap or update.compute_dtype == "bfloat16"
-    needs: list[tuple[str, Any, RunConfig | UpdateConfig, tuple[str, ...]]] = [
+    reward = config.reward
+    needs: list[tuple[str, Any, RunConfig | UpdateConfig | RewardConfig, tuple[str, ...]]] = [
         ("edits-per-step", config.edits_per_step, config, _OF_EDITS),
         (
             "edits-per-step or predicted-edits",
@@ -183,6 +198,13 @@ def _idle_faults(config: RunConfig) -> list[str]:
         ("policy_loss = truncated", update.policy_loss == "truncated", update, ("truncate",)),
         ("updates-per-step = 2 or overlap", ratios, update, ("clip_low", "clip_high", "truncate")),
         ("kl", update.kl, update, ("kl_estimator",)),
+        ("reward.efficiency", reward.efficiency, reward, ("half_cost", "tokens")),
+        (
+            "reward.tokens = cost and reward.efficiency",
+            reward.tokens == "cost" and reward.efficiency,
+            config,
+            ("price_tables",),
+        ),
         ("best-fixed", config.best_fixed, config, ("search_candidates",)),
         ("lora-rank", config.lora_rank, config, ("lora_targets", "lora_alpha")),
     ]
@@ -190,7 +212,8 @@ def _idle_faults(config: RunConfig) -> list[str]:
     for need, there, table, names in needs:
         given = [name for name in names if getattr(table, name) != getattr(type(table), name)]
         if given and not there:
-            spelled = [f"update.{name}" if table is update else name.replace("_", "-") for name in given]
+            inside = next((name for name in _NESTED if table is getattr(config, name)), None)
+            spelled = [f"{inside}.{name}" if inside else name.replace("_", "-") for name in given]
             verb = "has" if len(given) == 1 else "have"
             faults.append(f"{', '.join(spelled)} without {need} {verb} no effect; give both or neither")
     return faults

@@ -113,7 +113,8 @@ def used_otherwise(facts: Mapping[str, Any], config: RunConfig) -> list[str]:
 def seen_in_training(
     facts: Mapping[str, Any], tested: Mapping[str, Dataset], load: Callable[[str, str], Dataset]
 ) -> list[str]:
-    """Of which test tasks a policy has seen the questions in its training, a line a bench, by its manifest.
+    """Of which test tasks a policy has seen the questions in its training, or in that of a policy it was
+    continued from: a line a bench and protocol, by its manifest.
 
     Splits differ by protocol: a policy trained under one may be tested on its own train tasks under another.
 
@@ -122,21 +123,24 @@ def seen_in_training(
             that does not say.
         load: the sets of a bench under a protocol.
     """
-    protocol = facts.get("protocol", "full")
-    if protocol not in get_args(Protocol):
-        return []
-    data, bench = facts.get("data"), facts.get("bench")
-    trained = set(data) if isinstance(data, dict) else set(str(bench).split(",")) if bench else set()
+    trained: dict[str, set[str]] = {}  # benches, by protocol
+    policy: Any = facts
+    while isinstance(policy, Mapping):
+        data, bench = policy.get("data"), policy.get("bench")
+        names = set(data) if isinstance(data, dict) else set(str(bench).split(",")) if bench else set()
+        trained.setdefault(str(policy.get("protocol", "full")), set()).update(names)
+        policy = policy.get("continued_from")
     found = []
     for name, dataset in tested.items():
-        if name not in trained or dataset.protocol == protocol:
-            continue
-        questions = {task.question for task in load(name, protocol).train}
-        if seen := sum(task.question in questions for task in dataset.test):
-            found.append(
-                f"{seen:,} of the {len(dataset.test):,} test tasks of {name} are train tasks of the "
-                f"{protocol} protocol, under which the policy was trained: they are no held-out ones"
-            )
+        for protocol, names in trained.items():
+            if protocol not in get_args(Protocol) or protocol == dataset.protocol or name not in names:
+                continue
+            questions = {task.question for task in load(name, protocol).train}
+            if seen := sum(task.question in questions for task in dataset.test):
+                found.append(
+                    f"{seen:,} of the {len(dataset.test):,} test tasks of {name} are train tasks of the "
+                    f"{protocol} protocol, under which the policy was trained: they are no held-out ones"
+                )
     return found
 
 

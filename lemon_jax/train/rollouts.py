@@ -21,6 +21,7 @@ from lemon_jax.train.contrasts import (
     choose_edits,
     contrast_facts,
     contrast_metrics,
+    mean_of,
     places_of_edited,
     places_of_original,
 )
@@ -232,14 +233,14 @@ def step_metrics(
     known = totals[~np.isnan(totals)]
     metrics: dict[str, Any] = {
         "step": step,
-        "reward": _mean(known),
+        "reward": mean_of(known),
         "reward_std": float(np.std(known)) if len(known) else None,
-        "accuracy": _mean([float(s.grade.correct) for s in executed]),
-        "invalid_rate": _mean([float(not r.valid) for r in outcome.rollouts]),
-        "cost_per_task": _mean([s.execution.usage.cost for s in executed if s.execution]),
-        "agents_per_spec": _mean([float(len(s.agents)) for s in specs]),
-        "dependencies_per_spec": _mean([float(edges(s)) for s in specs]),
-        "completion_length": _mean([float(len(r.token_ids)) for r in outcome.rollouts]),
+        "accuracy": mean_of([float(s.grade.correct) for s in executed]),
+        "invalid_rate": mean_of([float(not r.valid) for r in outcome.rollouts]),
+        "cost_per_task": mean_of([s.execution.usage.cost for s in executed if s.execution]),
+        "agents_per_spec": mean_of([float(len(s.agents)) for s in specs]),
+        "dependencies_per_spec": mean_of([float(edges(s)) for s in specs]),
+        "completion_length": mean_of([float(len(r.token_ids)) for r in outcome.rollouts]),
         "executions": sum(s.execution is not None for s in outcome.scored),
         "counterfactual_executions": len(extra_samples),
         "infra_failed": sum(r.masked for r in outcome.rewards) + sum(s.reward.masked for s in extra_samples),
@@ -253,16 +254,12 @@ def step_metrics(
             regret.of(r.parsed, s.task, valid=r.valid)
             for r, s in zip(outcome.rollouts, outcome.scored, strict=True)
         ]
-        metrics["regret"] = _mean([x for x in each if not np.isnan(x)])
+        metrics["regret"] = mean_of([x for x in each if not np.isnan(x)])
     p = sampler.probabilities()
     for family in sampler.families:
         sizes = [abs(c.difference) for c in outcome.contrasts if c.edit.family == family]
-        metrics[f"contrast/{family}"] = _mean([x for x in sizes if not np.isnan(x)])
+        metrics[f"contrast/{family}"] = mean_of([x for x in sizes if not np.isnan(x)])
         metrics[f"edit_prob/{family}"] = p[family]
     if config.contrast_samples > 1:
         metrics |= contrast_metrics(outcome.contrasts, noise_gate=config.noise_gate)
     return metrics
-
-
-def _mean(values: Sequence[float] | np.ndarray) -> float | None:
-    return float(np.mean(values)) if len(values) else None

@@ -14,6 +14,7 @@ sys.path.insert(0, str(FOLDER))
 
 import arms  # noqa: E402
 import lab  # noqa: E402
+import simulated  # noqa: E402
 import table  # noqa: E402
 
 from lemon_jax.train.presets import check_counts  # noqa: E402
@@ -41,6 +42,44 @@ def test_changes_of_the_base_reach_the_update_too():
     config = lab.base_config("gsm8k", 7, ["group=8", "update.tau=2", "edit_sampling=uniform"])
     assert (config.bench, config.steps, config.group) == ("gsm8k", 7, 8)
     assert (config.update.tau, config.edit_sampling) == (2, "uniform")
+
+
+def test_arms_without_edits_need_nothing_that_the_base_sets_for_them():
+    base = lab.base_config("gsm8k", 7, ["contrast_samples=2", "noise_gate=2", "update.counterfactual=2"])
+    for arm in arms.ARMS:
+        check_counts(arms.config_of(arm, base, seed=0))
+    assert arms.config_of("no-counterfactuals", base, seed=0).contrast_samples == 1
+    assert arms.config_of("predicted-alone", base, seed=0).update.counterfactual == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--set", "noise_gate=2"], "full: noise-gate is 2.0 with one sample of a contrast"),
+        (["--arms", "full,uniform-edits", "--set", "edits_per_step=0"], "uniform-edits: edit-sampling witho"),
+        (["--set", "gruop=2", "--set", "update.tao=1"], "unknown key gruop, did you mean group; unknown key"),
+        (["--set", "group=many"], "group is 'many', expected int"),
+        (["--policy", "nowhere"], "cannot read the policy's manifest"),
+    ],
+)
+def test_an_arm_that_is_no_run_is_refused(flags, message, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["simulated.py", "--out", str(tmp_path / "out"), *flags])
+    assert simulated.main() == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: ")
+    assert message in told
+    assert told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_local_folder_does_not_hide_the_shipped_policy_of_its_name(tmp_path, monkeypatch, capsys):
+    (tmp_path / "small").mkdir()  # the working folder
+    monkeypatch.setattr(sys, "argv", ["simulated.py", "--out", "out", "--seeds", "0", "--processes", "0"])
+    assert simulated.main() == 0
+    assert capsys.readouterr().out == "0 runs to do\n"
+    shipped = json.loads((FOLDER.parents[1] / "checkpoints" / "small" / "manifest.json").read_text())
+    setting = json.loads((tmp_path / "out" / "setting.json").read_text())
+    assert setting["policy_sha256"] == shipped["params_sha256"]
 
 
 def test_a_point_has_all_that_was_spent_before(tmp_path):

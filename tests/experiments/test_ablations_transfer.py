@@ -11,6 +11,7 @@ import pytest
 from experiment_helpers import ROOT
 
 PATH = ROOT / "experiments" / "ablations" / "transfer.py"
+sys.path.insert(0, str(PATH.parent))  # as Python does for a script
 
 
 @pytest.fixture

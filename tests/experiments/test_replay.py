@@ -305,6 +305,7 @@ def test_the_shipped_runs_are_whole(folder):
     assert sum(row["phase"] == "eval" for row in rows) == sum(row["n"] for row in summary["eval"])
     start = read_manifest(ROOT / "checkpoints" / config["policy"])
     assert start["params_sha256"] == manifest["policy_sha256"]
+    assert shipped.policy_origin(folder / "policy")["continued_from"] == start
     Orchestrator.load(folder / "policy")  # checks the digests of its manifest
     recording = read_recording(folder / "calls.jsonl.xz")
     assert len(recording) == sum(summary["calls"].values())

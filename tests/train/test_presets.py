@@ -6,7 +6,9 @@ import pytest
 from lemon_jax.errors import LemonError
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.presets import check_counts, load_preset, without_counterfactuals
+from lemon_jax.train.rewards import RewardConfig
 
+TABLES = ((1.0, 1.0, 1.0), (1.0, 3.0, 10.0))
 SHIPPED = Path(__file__).resolve().parents[2] / "experiments" / "presets"
 
 
@@ -26,6 +28,7 @@ def test_the_shipped_presets(name, bench):
     config = load_preset(SHIPPED / f"{name}.toml", bench)
     check_counts(config)
     assert (config.bench, config.preset, config.group) == (bench, name, 4)
+    assert config.reward == load_preset(SHIPPED / "default.toml", bench).reward
     assert RunConfig.from_dict(config.to_dict()) == config
 
 
@@ -170,6 +173,17 @@ def test_the_least_that_can_run():
         ({}, {"counterfactual": 0.0}, "update.counterfactual is 0, and nothing would learn from the edits"),
         ({"edits_per_step": 0, "predicted_edits": 4}, {"tau": 0.0}, "update.tau is 0, and nothing would"),
         ({}, {"kl": 0.0, "kl_estimator": "k1"}, "update.kl_estimator without kl has no effect"),
+        (
+            {"reward": RewardConfig(efficiency=0.0, half_cost=100.0, tokens="plain")},
+            {},
+            "reward.half_cost, reward.tokens without reward.efficiency have no effect",
+        ),
+        (
+            {"reward": RewardConfig(tokens="plain"), "price_tables": TABLES, "tell_prices": True},
+            {},
+            "price-tables without reward.tokens = cost and reward.efficiency has no effect",
+        ),
+        ({"reward": RewardConfig(efficiency=0.0), "price_tables": TABLES}, {}, "price-tables without rew"),
         ({"search_candidates": 8}, {}, "search-candidates without best-fixed has no effect"),
         ({"lora_alpha": 8.0, "lora_targets": "q"}, {}, "lora-targets, lora-alpha without lora-rank have"),
     ],
@@ -197,6 +211,8 @@ def test_the_same_options_with_what_reads_them():
     check_counts(replace(once, overlap=True, update=bounds))
     check_counts(replace(once, update=replace(bounds, compute_dtype="bfloat16")))  # rounding is large there
     check_counts(replace(base, edits_per_step=0, predicted_edits=4, update=replace(base.update, tau=2.0)))
+    check_counts(replace(base, price_tables=TABLES, reward=RewardConfig(half_cost=100.0)))
+    check_counts(replace(base, prices=TABLES[0], reward=RewardConfig(tokens="plain", half_cost=100.0)))
     # Without counterfactuals what remains is what they do not read.
     alone = without_counterfactuals(replace(config, predicted_edits=3, group=8))
     check_counts(alone)
@@ -205,10 +221,9 @@ def test_the_same_options_with_what_reads_them():
 
 
 def test_predictions_know_no_prices():
-    tables = ((1.0, 1.0, 1.0), (1.0, 3.0, 10.0))
-    check_counts(replace(RunConfig(bench="aqua"), predicted_edits=4, price_tables=tables[:1]))
+    check_counts(replace(RunConfig(bench="aqua"), predicted_edits=4, price_tables=TABLES[:1]))
     with pytest.raises(LemonError, match="predicted-edits and several price-tables exclude each other"):
-        check_counts(replace(RunConfig(bench="aqua"), predicted_edits=4, price_tables=tables))
+        check_counts(replace(RunConfig(bench="aqua"), predicted_edits=4, price_tables=TABLES))
 
 
 def test_a_search_without_training_needs_its_own_budget():

@@ -90,6 +90,7 @@ def dataset(protocol, train, test):
 FULL = dataset("full", "abc", "de")
 WHOLE = {"svamp": dataset("lemon", "", "abcde")}
 TRAINED = {"bench": "multiarith,svamp", "protocol": "full"}
+BEGAN = {"bench": "aqua", "protocol": "full"}
 
 
 @pytest.mark.parametrize(
@@ -98,6 +99,12 @@ TRAINED = {"bench": "multiarith,svamp", "protocol": "full"}
         (TRAINED, WHOLE, 3),
         ({"bench": "svamp"}, WHOLE, 3),  # of an older version, which knew one protocol
         ({"data": {"svamp": {"split": "train"}}}, WHOLE, 3),  # a warm start
+        # What it was continued from, and what that was.
+        (BEGAN | {"continued_from": TRAINED}, WHOLE, 3),
+        (BEGAN | {"continued_from": BEGAN | {"continued_from": {"data": {"svamp": {}}}}}, WHOLE, 3),
+        (TRAINED | {"continued_from": TRAINED}, WHOLE, 3),
+        (BEGAN | {"continued_from": {"pretrained": "qwen"}}, WHOLE, 0),
+        (BEGAN | {"continued_from": None}, WHOLE, 0),
         (TRAINED, {"svamp": FULL}, 0),
         ({"bench": "aqua", "protocol": "full"}, WHOLE, 0),
         (TRAINED, {"svamp": dataset("gdesigner", "ab", "de")}, 0),
