@@ -172,6 +172,13 @@ def cases() -> list[Case]:
             (400, _error("too long", type="exceed_context_size_error", n_prompt_tokens=7030, n_ctx=2048)),
         ),
         _overflow("llama.cpp", "500", (500, _error("the request exceeds the available context size"))),
+        Case(
+            name="cache full",
+            did="llama.cpp's 500, then a reply",
+            steps=((500, _error("Context size has been exceeded.")), ANSWER),
+            calls=2,
+            outcome="answer",
+        ),
         _overflow("LM Studio", "200 without a token", chat("", usage=(5000, 0)), LONG),
         Case(
             name="overflow, Ollama",

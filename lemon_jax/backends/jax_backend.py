@@ -80,8 +80,8 @@ class JaxBackend:
             start = time.monotonic()
             ids = await asyncio.to_thread(model.prompt_ids, request.messages)
             if len(ids) >= model.context:
-                error = f"context overflow: {len(ids)} tokens where the context holds {model.context}"
-                return Reply(text="", finish="error", error=error)
+                error = f"{wire.OVERFLOW}: {len(ids)} tokens where the context holds {model.context}"
+                return wire.overflow_reply(error, len(ids), time.monotonic() - start)
             job = Job(
                 prompt=tuple(ids),
                 max_new=request.max_tokens,

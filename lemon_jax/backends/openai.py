@@ -77,7 +77,7 @@ class OpenAIBackend:
         self._begun = asyncio.Semaphore(max_concurrency * len(base_urls))
 
     def generate(self, requests: Sequence[Request]) -> AsyncIterator[tuple[int, Reply]]:
-        """Yield `(index, reply)` as replies arrive; failures are replies with `finish="error"`."""
+        """Yield `(index, reply)` as replies arrive, failures and prompts that do not fit among them."""
         return answer_all(requests, self.answer, self._begun)
 
     async def answer(self, request: Request, extra_body: dict[str, Any] | None = None) -> Reply:
@@ -95,7 +95,10 @@ class OpenAIBackend:
         except Fault as caught:
             fault = caught
         error = f"{fault.kind}: {redact(fault.detail, self._secrets)}"
-        return Reply(text="", finish="error", seconds=time.monotonic() - start, error=error)
+        seconds = time.monotonic() - start
+        if fault.kind == wire.OVERFLOW:
+            return wire.overflow_reply(error, fault.prompt_tokens, seconds)
+        return Reply(text="", finish="error", seconds=seconds, error=error)
 
     async def aclose(self) -> None:
         """Close the connections."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-Finish = Literal["stop", "length", "error"]
+Finish = Literal["stop", "length", "overflow", "error"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +35,11 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Reply:
-    """The outcome of one call. `error` is set exactly when `finish == "error"`.
+    """The outcome of one call.
 
-    Token counts are None where the server did not report them.
+    "error" is an infrastructure failure. "overflow" is none: the prompt does not fit the worker's context, at
+    no try, and there is no text. `error` says what was seen, of these two alone; no recording holds it. Token
+    counts are None where the server did not report them.
     """
 
     text: str

@@ -25,14 +25,18 @@ _OVERFLOW = re.compile(
     r"|`inputs` tokens \+ `max_new_tokens` must be",
     re.IGNORECASE,
 )
-# How these say how much was asked for and how much there is room for.
+# llama.cpp says this with 5xx while its slots fill the cache that they share: load, not this prompt alone.
+_SHARED_FULL = re.compile("context size has been exceeded", re.IGNORECASE)
+# How these say how long the prompt is, how much it asks for with its reply, and how much there is room for.
 _PROMPT_SIZE = re.compile(
-    r"(?:n_prompt_tokens\W{1,4}|resulted in |requested |request \(|keep the first |request has "
-    r"|the input \(|prompt is too long: )(\d{1,9})",
+    r"(?:n_prompt_tokens\W{1,4}|resulted in |request \(|keep the first |request has |the input \("
+    r"|prompt is too long: |prompt contains at least )(\d{1,9})"
+    r"|(\d{1,9})(?= in the messages| tokens from the input messages)",
     re.IGNORECASE,
 )
+_WHOLE_SIZE = re.compile(r"(?:requested|total of(?: at least)?) (\d{1,9}) tokens", re.IGNORECASE)
 _CONTEXT_SIZE = re.compile(
-    r"(?:n_ctx\W{1,4}|maximum context length is |context length of only |available context size \("
+    r"(?:n_ctx\W{1,4}|maximum context length (?:is|of) |context length of only |available context size \("
     r"|model'?s context length \(|tokens > )(\d{1,9})",
     re.IGNORECASE,
 )
@@ -41,6 +45,7 @@ _OVERLOADED = re.compile(
     r"overloaded|too many requests|rate.?limit|no slot available|at capacity", re.IGNORECASE
 )
 _OVERLOAD_STATUSES = (429, 503, 529)
+OVERFLOW = "context overflow"  # the kind of fault of a prompt that does not fit
 # The beginnings of errors of a call that a server takes at no time, however well it is.
 REFUSED = re.compile("HTTP 4(?!08|29)|context overflow|content filter")
 # A prompt shorter than this fits every server's default context, so it is never judged as cut.
@@ -63,6 +68,7 @@ class Fault(Exception):
     wait_s: float | None = None  # the least to wait before that, as the server asks
     overload: bool = False  # whether fewer calls at once may help
     server: int = 0  # which of several had it
+    prompt_tokens: int | None = None  # of a prompt that does not fit, as the server counts them
 
 
 def seed_of(request: Request) -> int:
@@ -126,17 +132,32 @@ def overflow_fault(text: str) -> Fault | None:
     """The fault of a reply that says the prompt does not fit, or None."""
     if not _OVERFLOW.search(text):
         return None
-    prompt, context = _PROMPT_SIZE.search(text), _CONTEXT_SIZE.search(text)
-    if prompt and context:
-        text = f"{prompt[1]} tokens where the context holds {context[1]}"
-    return Fault(kind="context overflow", detail=text, retries=0)
+    prompt, whole, context = (size.search(text) for size in (_PROMPT_SIZE, _WHOLE_SIZE, _CONTEXT_SIZE))
+    tokens = int(prompt[1] or prompt[2]) if prompt else None
+    asked = int(whole[1]) if whole else tokens
+    if asked and context:
+        text = f"{asked} tokens where the context holds {context[1]}"
+    return Fault(kind=OVERFLOW, detail=text, retries=0, prompt_tokens=tokens or None)
+
+
+def overflow_reply(error: str, prompt_tokens: int | None, seconds: float) -> Reply:
+    """What a call comes to whose prompt does not fit."""
+    return Reply(
+        text="",
+        finish="overflow",
+        prompt_tokens=prompt_tokens,
+        generated_tokens=0,
+        seconds=seconds,
+        error=error,
+    )
 
 
 def check_status(status: int, text: str, wait_s: float | None) -> None:
     """Raise the Fault of a reply whose HTTP status is not 200."""
     if status == 200:
         return
-    if fault := overflow_fault(text):
+    shared_full = status >= 500 and bool(_SHARED_FULL.search(text))
+    if not shared_full and (fault := overflow_fault(text)):
         raise fault
     transient = status in (408, 429) or status >= 500
     # A quota that is used up says 429 too, but no wait within a request's time refills it.
@@ -146,7 +167,9 @@ def check_status(status: int, text: str, wait_s: float | None) -> None:
         detail=text,
         retries=0 if hopeless else MANY,
         wait_s=wait_s,
-        overload=status in _OVERLOAD_STATUSES or (status >= 500 and bool(_OVERLOADED.search(text))),
+        overload=shared_full
+        or status in _OVERLOAD_STATUSES
+        or (status >= 500 and bool(_OVERLOADED.search(text))),
     )
 
 
@@ -198,7 +221,8 @@ def read_reply(text: str, request: Request, seconds: float) -> Reply:
     long_prompt = prompt_estimate(request) >= _LONG_PROMPT_TOKENS
     if not content and generated == 0 and long_prompt:
         # LM Studio answers an overlong prompt with 200 and no text at all.
-        raise Fault(kind="context overflow", detail="status 200 without a single token", retries=0)
+        detail = "status 200 without a single token"
+        raise Fault(kind=OVERFLOW, detail=detail, retries=0, prompt_tokens=prompt_tokens)
     if content and generated == 0:  # some say 0 where they do not count
         generated = None
     finish: Finish = "length" if reason in _CUT else "stop"

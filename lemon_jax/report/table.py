@@ -99,6 +99,12 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
         found.append(SIMULATED_WARNING)
     if unmetered := sum(number(row.get("unmetered_calls")) or 0 for row in objects(summary.get("eval"))):
         found.append(f"{unmetered:,.0f} calls came without token counts: tokens and cost are not known")
+    if long := [
+        f"{plain(row.get('method', _DASH))} {count:,.0f}"
+        for row in objects(summary.get("eval"))
+        if (count := number(row.get("context_overflows")))
+    ]:
+        found.append(f"tasks with a prompt that did not fit its worker's context: {', '.join(long)}")
     return found
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from lemon_jax.backends import Message, MissingCall, Reply, Request, WorkerPool
 from lemon_jax.backends.wire import REFUSED
 from lemon_jax.runtime.store import CallStore, call_key
+
+log = logging.getLogger(__name__)
 
 # What a call in flight brings those who wait for it: its reply, the failure that ended it, or None where
 # its sender was cancelled. All three as values: an exception set on a future that happens to have no
@@ -46,6 +49,7 @@ class Caller:
         self.store = store
         self.live_calls = 0
         self._on_live_call = on_live_call
+        self._overflowed: set[str] = set()  # models
         self._in_flight: dict[str, asyncio.Future[_Outcome]] = {}
 
     async def ask(
@@ -75,14 +79,13 @@ class Caller:
             # A call whose sender was cancelled is left over, and asked again as this task's own.
             open_calls = {key: request for key, request in open_calls.items() if key not in replies}
         # Where a call has failed, nothing will be counted that needs the prefix.
-        if measured is None or any(replies[key].error for key in keys):
+        if measured is None or any(replies[key].finish == "error" for key in keys):
             return [_count(key, replies[key], 0) for key in keys]
         # Of one that is refused nothing is known, now and at any other time.
-        if measured.reply.error and not REFUSED.match(measured.reply.error):
+        error = measured.reply.error or ""
+        if measured.reply.finish == "error" and not REFUSED.match(error):
             # Without the measurement the cost would be another one than at the next attempt.
-            lost = replace(
-                measured.reply, error=f"{measured.reply.error} (measuring the role's fixed prefix)"
-            )
+            lost = replace(measured.reply, error=f"{error} (measuring the role's fixed prefix)")
             return [_count(key, lost, 0) for key in keys]
         calls = [_count(key, replies[key], measured.prompt_tokens) for key in keys]
         # A prefix of unknown length makes the price of the prompt unknown.
@@ -131,6 +134,8 @@ class Caller:
                 self.live_calls += 1
                 out[key] = reply
                 settle(key, reply)
+                if reply.finish == "overflow":
+                    self._warn_of_overflow(requests[0].model, reply)
                 if self._on_live_call:
                     self._on_live_call(requests[index], reply)
             unanswered = lost = Reply(text="", finish="error", error="the backend gave no reply")
@@ -142,6 +147,12 @@ class Caller:
             for key in list(futures):
                 settle(key, unanswered)
         return out
+
+    def _warn_of_overflow(self, model: str, reply: Reply) -> None:
+        """Once for each model: a context that is set too small costs answers."""
+        if model not in self._overflowed:
+            self._overflowed.add(model)
+            log.warning("%s: %s: an agent with such a prompt has no answer", model, reply.error)
 
     async def _measure(self, model: str, prefix: str) -> Call | None:
         """The call whose prompt tokens are those of a role's fixed prefix, as the server counts them.
@@ -171,5 +182,6 @@ def _count(key: str, reply: Reply, shared: int) -> Call:
         prompt_tokens=prompt,
         prefix_tokens=min(shared, prompt),
         generated_tokens=reply.generated_tokens or 0,
-        unmetered=reply.error is None and None in (reply.prompt_tokens, reply.generated_tokens),
+        unmetered=reply.finish in ("stop", "length")
+        and None in (reply.prompt_tokens, reply.generated_tokens),
     )

@@ -13,7 +13,7 @@ class Status(StrEnum):
     """How one agent ended. INFRA_FAILED and SKIPPED say nothing about the spec, only about servers."""
 
     OK = "OK"
-    EMPTY = "EMPTY"  # the worker replied with nothing
+    EMPTY = "EMPTY"  # the worker replied with nothing, or the prompt did not fit its context
     TRUNCATED = "TRUNCATED"  # the reply hit its token limit
     NO_ANSWER = "NO_ANSWER"  # a tool could make no value of the reply or of the dependencies
     INFRA_FAILED = "INFRA_FAILED"  # the worker could not be reached
@@ -75,6 +75,7 @@ class AgentRun:
     usage: Usage = Usage()
     note: str = ""  # why a status is not OK
     keys: tuple[str, ...] = ()  # call keys, for the accounting of cached calls
+    overflow: bool = False  # EMPTY, and why: the prompt did not fit
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -38,6 +38,7 @@ class _Outcome:
     answer: str | None
     status: Status
     note: str = ""
+    overflow: bool = False
 
 
 class Executor:
@@ -151,6 +152,7 @@ class Executor:
             note=chosen.note,
             usage=usage,
             keys=keys,
+            overflow=chosen.overflow,
         )
 
     def _usage(self, level: str, call: Call) -> Usage:
@@ -166,6 +168,11 @@ class Executor:
     async def _outcome(self, role: BaseRole, problem: Problem, call: Call) -> _Outcome:
         text = call.reply.text.strip()
         cut = call.reply.finish == "length"
+        if call.reply.finish == "overflow":
+            # Not the server's words, which no recording holds: a replay notes the same.
+            size = f": a prompt of {call.prompt_tokens} tokens" if call.prompt_tokens else ""
+            note = f"context overflow{size}"
+            return _Outcome(text="", answer=None, status=Status.EMPTY, note=note, overflow=True)
         if not text:
             return _Outcome(text="", answer=None, status=Status.EMPTY, note="the worker replied with nothing")
         if role.tool == "none":

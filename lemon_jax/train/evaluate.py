@@ -46,6 +46,11 @@ class Scored:
     def infra_failed(self) -> bool:
         return self.execution is not None and self.execution.infra_failed
 
+    @property
+    def overflowed(self) -> bool:
+        """Whether the prompt of an agent did not fit its worker's context."""
+        return self.execution is not None and any(agent.overflow for agent in self.execution.agents)
+
     def call_keys(self) -> list[str]:
         """Call keys in spec order, with repetitions."""
         agents: tuple[AgentRun, ...] = self.execution.agents if self.execution else ()
@@ -228,7 +233,8 @@ async def evaluate(
 
     `accuracy` is over the tasks that no infrastructure failure took out, its interval is Wilson's 95 %.
     Where it took all out, accuracy, tokens and cost are None. A spec that is not strictly valid is executed
-    as repaired; what cannot be repaired is wrong.
+    as repaired; what cannot be repaired is wrong. `context_overflows` are tasks with a prompt that did not
+    fit its worker's context, if there are any.
     `regret` of each spec is known where workers are simulated, and the row says that they are.
     """
     start = time.monotonic()
@@ -279,6 +285,8 @@ async def evaluate(
     }
     if setting.prices is not None:
         row["prices"] = list(setting.prices)
+    if overflows := sum(s.overflowed for s in known):
+        row["context_overflows"] = overflows
     if regret is not None:
         each = [value for s in scored if not math.isnan(value := regret(s.parsed, s.task))]
         row["regret_per_task"] = round(sum(each) / len(each), 4) if each else None

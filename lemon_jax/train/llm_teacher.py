@@ -23,7 +23,7 @@ class Counts:
     kept: int = 0
     repaired: int = 0
     refused: int = 0
-    failed: int = 0  # infrastructure: no reply at all
+    failed: int = 0  # no reply at all: infrastructure, or a prompt that does not fit
     last_error: str = ""
 
     def line(self) -> str:
@@ -77,7 +77,7 @@ async def ask_specs(
         batch = [request for _, request in asked[start : start + BATCH]]
         failed_before = counts.failed
         async for index, reply in backend.generate(batch):
-            if reply.finish == "error":
+            if reply.finish in ("error", "overflow"):
                 counts.failed += 1
                 counts.last_error = reply.error or ""
             elif (spec := read_spec(reply.text, counts)) is not None:

@@ -151,13 +151,15 @@ def test_a_prompt_that_does_not_fit_ends_no_sharing_of_beginnings(tmp_path, monk
         backend = EmbeddedBackend("m", lambda p: path, "gguf:0", ExclusiveGate(), slots=4, context=1024)
         asked = [ask("x" * 700 + text) for text in ("y" * 1000, "1", "2", "3")]
         try:
-            return {index: reply.error async for index, reply in backend.generate(asked)}
+            return {index: reply async for index, reply in backend.generate(asked)}
         finally:
             await backend.aclose()
 
-    errors = asyncio.run(run())
-    assert errors.pop(0).startswith("context overflow")
-    assert set(errors.values()) == {None}
+    replies = asyncio.run(run())
+    long = replies.pop(0)
+    assert (long.finish, long.text, long.generated_tokens) == ("overflow", "", 0)
+    assert long.prompt_tokens >= 1700
+    assert {reply.error for reply in replies.values()} == {None}
     assert len(saved) == 1
     assert saved[0] > 0
 

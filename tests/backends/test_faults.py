@@ -178,6 +178,24 @@ OVERFLOWS = {
         {"message": "The input (5000 tokens) is longer than the model's context length (4096 tokens)."},
         (5000, 4096),
     ),
+    "vLLM, of 2026": (
+        400,
+        {
+            "message": "This model's maximum context length is 4096 tokens. However, you requested 500 "
+            "output tokens and your prompt contains at least 3597 input tokens, for a total of at least 4097 "
+            "tokens."
+        },
+        (4097, 4096),
+    ),
+    "SGLang, with the reply": (
+        400,
+        {
+            "message": "Requested token count exceeds the model's maximum context length of 4096 tokens. You "
+            "requested a total of 4500 tokens: 4000 tokens from the input messages and 500 tokens for the "
+            "completion."
+        },
+        (4500, 4096),
+    ),
     "Anthropic": (
         400,
         {"error": {"message": "prompt is too long: 213000 tokens > 200000 maximum"}},
@@ -206,12 +224,16 @@ OVERFLOWS = {
     ),
     "code alone": (400, {"error": {"code": "context_length_exceeded"}}, None),
 }
+# Of those whose size is not the prompt's alone.
+OF_THE_PROMPT = {"vLLM": 4000, "vLLM, of 2026": 3597, "SGLang, with the reply": 4000}
 
 
-@pytest.mark.parametrize(("status", "body", "sizes"), OVERFLOWS.values(), ids=OVERFLOWS)
-def test_context_overflow_is_told_apart_and_not_retried(status, body, sizes):
+@pytest.mark.parametrize("name", OVERFLOWS)
+def test_context_overflow_is_told_apart_and_not_retried(name):
+    status, body, sizes = OVERFLOWS[name]
     (reply,), state, _ = timed([(status, body), chat("5")])
-    assert (reply.finish, reply.text) == ("error", "")
+    assert (reply.finish, reply.text, reply.generated_tokens) == ("overflow", "", 0)
+    assert reply.prompt_tokens == OF_THE_PROMPT.get(name, sizes and sizes[0])
     if sizes:
         assert reply.error == "context overflow: {} tokens where the context holds {}".format(*sizes)
     else:
@@ -222,9 +244,19 @@ def test_context_overflow_is_told_apart_and_not_retried(status, body, sizes):
 def test_overflow_as_200_without_any_token():
     (reply,), state, _ = timed([chat("", usage=(5000, 0))], [LONG])
     assert reply.error == "context overflow: status 200 without a single token"
+    assert (reply.finish, reply.prompt_tokens) == ("overflow", 5000)
     assert len(state["bodies"]) == 1
     (short,), _, _ = timed([chat("", usage=(5, 0))])
     assert (short.finish, short.text) == ("stop", "")
+
+
+def test_a_cache_that_other_calls_fill_is_an_overload_and_tried_again():
+    full = 500, {"error": {"message": "Context size has been exceeded.", "type": "server_error"}}
+    (reply,), state, _ = timed([full, chat("5")])
+    assert (reply.finish, reply.text, len(state["bodies"])) == ("stop", "5", 2)
+    (reply,), state, _ = timed([full])
+    assert (reply.finish, len(state["bodies"])) == ("error", 5)
+    assert reply.error.startswith("HTTP 500: ")
 
 
 def test_words_of_overflow_in_a_reply_are_just_words():

@@ -13,7 +13,7 @@ from lemon_jax.report import compare, comparison_lines, load_run, results_table
 from lemon_jax.report.cli import print_results
 from lemon_jax.report.comparison import check_method, p_text
 from lemon_jax.report.results import results_section
-from lemon_jax.report.table import WIDE
+from lemon_jax.report.table import WIDE, warnings
 
 ROWS = [
     {
@@ -125,6 +125,14 @@ def test_fault_columns_show_only_when_there_was_a_fault():
     text = render(summary())
     assert "answer" in text
     assert "infra" not in text
+
+
+def test_prompts_that_did_not_fit_are_told_of_below_the_table():
+    rows = [ROWS[0], ROWS[1] | {"method": "tree", "context_overflows": 31}]
+    rows.append(ROWS[1] | {"method": "complete", "context_overflows": 1204})
+    said = "tasks with a prompt that did not fit its worker's context: tree 31, complete 1,204"
+    assert said in " ".join(render(summary(eval=rows)).split())
+    assert warnings(summary()) == []
 
 
 def test_best_accuracy_and_lowest_cost_are_bold():

@@ -59,10 +59,9 @@ def execute(spec, answer, *, times=1, timeout_s=300.0):
         ((500, b"oops"), "HTTP 500: oops"),
         ((200, b"<html>" + b"x" * 5000), "malformed reply: <html>" + "x" * 194),
         ((200, {"choices": []}), 'empty response: {"choices": []}'),
-        ((400, {"error": "maximum context length"}), "context overflow: "),
         (chat(None, finish="content_filter", refusal="no"), "content filter: no"),
     ],
-    ids=["500", "html", "empty choices", "overflow", "filter"],
+    ids=["500", "html", "empty choices", "filter"],
 )
 def test_a_failing_branch_takes_its_dependants_along_and_nothing_else(step, note):
     def answer(body, count):
@@ -82,6 +81,42 @@ def test_a_failing_branch_takes_its_dependants_along_and_nothing_else(step, note
     assert skipped.note == "depends on b, which did not finish"
     assert asked["d"] == 0
     assert execution.usage.calls == 3  # the failed call counts as one, however often it was tried
+
+
+@pytest.mark.parametrize(
+    ("message", "tokens"),
+    [
+        ("request (7030 tokens) exceeds the available context size (2048 tokens)", 7030),
+        ("input length exceeds the context length", 0),
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_no_failure_and_is_not_asked_again(message, tokens, caplog):
+    prompts = {}
+
+    def answer(body, count):
+        duty = duty_of(body)
+        prompts[duty] = body["messages"][1]["content"]
+        if duty == "b":
+            return 400, {"error": {"message": message}}
+        return chat("Answer: 7", usage=(100, 10) if duty else (40, 1))
+
+    (execution, again), asked = execute(DIAMOND, answer, times=2)
+    assert again == execution
+    assert asked == {"": 1, "a": 1, "b": 1, "c": 1, "d": 1}
+    assert {run.id: (run.status, run.overflow) for run in execution.agents} == {
+        "a": (Status.OK, False),
+        "b": (Status.EMPTY, True),
+        "c": (Status.OK, False),
+        "d": (Status.OK, False),
+    }
+    assert (execution.infra_failed, execution.answer_text) == (False, "Answer: 7")
+    long = execution.agents[1]
+    assert long.note == ("context overflow: a prompt of 7030 tokens" if tokens else "context overflow")
+    assert (long.usage.prompt_tokens, long.usage.generated_tokens, long.usage.unmetered) == (tokens, 0, 0)
+    assert long.usage.cost == pytest.approx(0.25 * (tokens - 40) + 0.025 * 40 if tokens else 0.0)
+    assert "(no output)" in prompts["d"]
+    (warning,) = caplog.records
+    assert warning.getMessage().startswith("m: context overflow: ")
 
 
 def test_what_a_call_used_counts_once_however_often_it_was_tried():

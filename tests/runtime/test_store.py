@@ -78,6 +78,13 @@ def test_failures_are_not_kept(store):
     assert store.count() == 0
 
 
+def test_a_prompt_that_does_not_fit_is_kept(store):
+    long = Reply(text="", finish="overflow", prompt_tokens=7030, generated_tokens=0, error="long")
+    store.put("k", "a", long)
+    assert store.get("k", "b") == long
+    assert store.tokens(["k"]) == 7030
+
+
 def test_the_first_scope_and_the_first_reply_stay(store):
     store.put("k", "train:1", REPLY)
     store.put("k", "train:2", replace(REPLY, text="other"))
@@ -147,6 +154,7 @@ def test_a_file_that_is_no_store(tmp_path):
 def test_recording_round_trip(tmp_path):
     texts = ["Answer: 5", "", "a\nb\r\n", "\u2028 \x85 \x1e \x0c", "½ é 🧮", '"quoted"']
     replies = {f"{i:064x}": replace(REPLY, text=text, seconds=0.0) for i, text in enumerate(texts)}
+    replies["e" * 64] = Reply(text="", finish="overflow", prompt_tokens=7030, generated_tokens=0)
     replies["f" * 64] = Reply(text="cut", finish="length")
     write_recording(tmp_path / "a.xz", replies)
     assert read_recording(tmp_path / "a.xz") == replies

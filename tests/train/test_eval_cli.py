@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import subprocess
@@ -192,6 +193,29 @@ def test_tasks_that_workers_failed_on_are_listed_and_asked_again(capsys):
     assert "INFRA_FAILED" not in capsys.readouterr().out
     assert table("r")["infra_failed"] == 0
     assert summary("r")["train"]["live_calls"] == len(failed)
+
+
+def test_tasks_whose_prompt_does_not_fit_have_a_verdict(capsys):
+    def step(state, body):
+        user = body["messages"][1]["content"]
+        if len(user) > 1 and len(user) % 3 == 0:
+            return 400, {"error": {"type": "exceed_context_size_error", "n_prompt_tokens": 700, "n_ctx": 512}}
+        return chat("Answer: 7", usage=(20, 3))
+
+    with serving(steps=[step]) as (url, state):
+        command = worker_file(url)
+        assert main(command) == 0
+        calls, lines = len(state["bodies"]), rows("r")
+        assert main(command) == 0
+        assert len(state["bodies"]) == calls
+    long = [row for row in lines if row["agents"][0]["note"] == "context overflow: a prompt of 700 tokens"]
+    assert 0 < len(long) == table("r")["context_overflows"] < 12
+    assert rows("r") == lines
+    out = capsys.readouterr().out
+    assert "INFRA_FAILED" not in out
+    said = f"a prompt that did not fit its worker's context: cot {len(long)}"
+    assert said in " ".join(out.split())
+    assert said in html.unescape(Path("r/report.html").read_text())
 
 
 def test_a_key_reaches_neither_terminal_nor_run_directory(monkeypatch, capsys, caplog):

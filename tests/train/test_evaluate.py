@@ -99,6 +99,30 @@ def test_tokens_that_a_server_does_not_report_make_the_cost_unknown(monkeypatch)
     assert reward_of(RewardConfig(efficiency=0.0), scored).efficiency == 0.0
 
 
+def test_prompts_that_do_not_fit_stay_in_the_accuracy_and_are_counted(monkeypatch):
+    answer = ScriptedBackend._answer
+    long = {task.question for task in TASKS[:3]}
+
+    async def overflows(self, request):
+        reply = await answer(self, request)
+        if any(question in request.messages[-1].content for question in long):
+            return replace(reply, text="", finish="overflow", generated_tokens=0, error="context overflow: x")
+        return reply
+
+    whole, whole_lines = _evaluate(fixed(SOLVER, len(TASKS)))
+    monkeypatch.setattr(ScriptedBackend, "_answer", overflows)
+    row, lines = _evaluate(fixed(SOLVER, len(TASKS)))
+    assert (row["context_overflows"], row["no_answer"] - whole["no_answer"], row["infra_failed"]) == (3, 3, 0)
+    assert not any(line["correct"] or line["infra_failed"] for line in lines[:3])
+    assert lines[3:] == whole_lines[3:]
+    assert [line.keys() for line in lines] == [line.keys() for line in whole_lines]
+    agent = lines[0]["agents"][-1]
+    assert (agent["status"], agent["cost"] > 0) == ("EMPTY", True)
+    assert agent["note"] == f"context overflow: a prompt of {agent['prompt_tokens']} tokens"
+    assert row["accuracy"] == pytest.approx(sum(line["correct"] for line in lines) / len(TASKS), abs=1e-4)
+    assert "context_overflows" not in whole
+
+
 def test_nothing_but_failures_is_no_knowledge():
     row, _ = _evaluate(fixed(SOLVER, len(TASKS)), failures=1.0)
     assert row["infra_failed"] == len(TASKS)

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from lemon_jax.backends import CapacityConfig, ScriptedBackend
+from lemon_jax.backends import CapacityConfig, Reply, ScriptedBackend
 from lemon_jax.bench import Task
 from lemon_jax.errors import LemonError
 from lemon_jax.spec import ROLES, Agent, Spec, dump, parse_strict
@@ -95,6 +95,15 @@ def test_some_failures_are_counted():
     specs, (line,), _ = ask(lambda _: VALID, per_task=30, failures=0.5)
     assert 0 < len(specs) < 60
     assert line.endswith(f"{60 - len(specs)} calls failed")
+
+
+def test_a_prompt_that_does_not_fit_is_no_reply(monkeypatch):
+    async def overflows(self, request):
+        return Reply(text="", finish="overflow", error="context overflow: 3000 tokens")
+
+    monkeypatch.setattr(ScriptedBackend, "_answer", overflows)
+    with pytest.raises(LemonError, match="the last call failed with context overflow: 3000 tokens"):
+        ask(lambda _: VALID)
 
 
 def test_the_prompt_teaches_the_language():
