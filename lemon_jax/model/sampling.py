@@ -110,9 +110,7 @@ def inverse_cdf(
     return block_Bx1[:, 0] * width + _likely_from(index_B, inside)
 
 
-def _likely_from(
-    index_B: Int[Array, " batch"], p_BxN: Float[Array, "batch choices"]
-) -> Int[Array, " batch"]:
+def _likely_from(index_B: Int[Array, " batch"], p_BxN: Float[Array, "batch choices"]) -> Int[Array, " batch"]:
     """`index`, or where it names a choice of probability 0 the next of more than that, or the last of these.
 
     Sums round: those of a row may lie a hair below the one they add up to, and a cumulative sum is computed

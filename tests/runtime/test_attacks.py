@@ -63,7 +63,7 @@ def test_where_reading_is_not_confined_no_program_runs_unasked(
     if reached() != "seccomp":
         pytest.skip("this machine does not allow seccomp")
     case = Case(attack=attack, form="program")
-    with pytest.raises(LemonError, match="level 'seccomp'.*--allow-unsandboxed"):
+    with pytest.raises(LemonError, match=r"level 'seccomp'.*--allow-unsandboxed"):
         asyncio.run(run(case, witness))
     if attack.name not in READS:
         outcome = asyncio.run(run(case, witness, accept="seccomp"))

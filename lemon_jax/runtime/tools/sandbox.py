@@ -38,11 +38,10 @@ from typing import Literal
 
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools.box import LEVELS, Box, Limits, Report, levels_from, watch
-from lemon_jax.runtime.tools.programs import extract_code
+from lemon_jax.runtime.tools.programs import MAX_CODE, extract_code
 
 Status = Literal["ok", "error", "timeout", "limit", "killed"]
 
-MAX_CODE = 65_536  # bytes
 CONFINED = levels_from("landlock+seccomp")
 """Where the user's files and processes cannot be read: the levels at which programs run unasked."""
 
