@@ -114,7 +114,7 @@ class EmbeddedServer:
 
     @property
     def _folder(self) -> Path | None:
-        return self._scratch and self._scratch.path
+        return None if self._scratch is None else self._scratch.path
 
     async def save(self, slot: int, name: str) -> int:
         """Write the state of an idle slot to a file of this name; its bytes, 0 where that failed."""
