@@ -264,8 +264,11 @@ async def _execute(job: Job) -> dict[str, Any]:
     """The job, alone in its folder; the summary."""
     from lemon_jax.compiled import compilation_cache_on_disk
     from lemon_jax.errors import LemonError
+    from lemon_jax.precision import keep_float32
     from lemon_jax.train.hosts import Preempted
 
+    if job.config.update.compute_dtype == "float32":
+        keep_float32()
     with compilation_cache_on_disk(), contextlib.ExitStack() as stack:
         locked = False
         try:

@@ -27,6 +27,7 @@ from lemon_jax.bench import SOURCES, Task, generate, load
 from lemon_jax.errors import LemonError
 from lemon_jax.model import PRESETS, Decoder, params_sha256, train_tokenizer
 from lemon_jax.orchestrator import Orchestrator
+from lemon_jax.precision import keep_float32
 from lemon_jax.spec import dump
 from lemon_jax.train.llm_teacher import llm_specs
 from lemon_jax.train.prices import random_prices, with_price_line
@@ -39,6 +40,7 @@ GENERATED = 420  # own problems of each kind, so that the policy does not only k
 
 def main() -> int:
     args = _arguments()
+    keep_float32()
     try:
         _run(args)
     except LemonError as error:

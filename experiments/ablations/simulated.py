@@ -120,8 +120,10 @@ def _work(queue: Any, args: argparse.Namespace, base: RunConfig) -> None:
 
     from lemon_jax.compiled import compilation_cache_on_disk
     from lemon_jax.files import replace_file
+    from lemon_jax.precision import keep_float32
     from lemon_jax.train.provenance import git_sha
 
+    keep_float32()
     with compilation_cache_on_disk():
         lab = open_lab(base, args.policy, held_out=args.held_out, every=args.every, data=args.data)
         optimum = lab.optimum()

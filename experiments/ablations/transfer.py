@@ -38,6 +38,7 @@ from lemon_jax.compiled import compilation_cache_on_disk
 from lemon_jax.errors import LemonError
 from lemon_jax.extraction import read_answer
 from lemon_jax.orchestrator import Orchestrator
+from lemon_jax.precision import keep_float32
 from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.evaluate import choose_tasks
@@ -130,6 +131,7 @@ class Bed:
 
 def main() -> int:
     args = _arguments()
+    keep_float32()
     try:
         with compilation_cache_on_disk():
             _run(args)

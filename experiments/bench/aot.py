@@ -274,6 +274,8 @@ def run(args: argparse.Namespace) -> None:
         remat=not args.no_remat,
         compute_dtype=args.compute_dtype,
     )
+    if args.compute_dtype == "float32":  # as `keep_float32` has it where there are chips
+        jax.config.update("jax_default_matmul_precision", "highest")
     console = Console(soft_wrap=True, width=200)
     console.print(
         f"{args.policy} on {args.topology} ({mesh.size} chips, {mesh_text}): "

@@ -8,10 +8,8 @@ import contextlib
 import importlib.util
 import os
 import secrets
-import shutil
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -26,6 +24,7 @@ from lemon_jax.backends.gguf_header import read_gguf_header
 from lemon_jax.backends.llama_server import KEY_VARIABLE, PROGRAM_VARIABLE, STATES
 from lemon_jax.backends.model_files import Progress
 from lemon_jax.backends.openai import OpenAIBackend
+from lemon_jax.backends.server_folder import ServerFolder
 from lemon_jax.backends.slot_prompts import Prefill, SlotPrompts, Waiting, prompt_text
 from lemon_jax.backends.types import Reply, Request
 from lemon_jax.backends.wire import REFUSED
@@ -56,7 +55,7 @@ class EmbeddedServer:
         self._threads = threads or _usable_cores()
         self._start_timeout_s = start_timeout_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._folder: Path | None = None
+        self._scratch: ServerFolder | None = None
         self.api_key = secrets.token_hex(16)
         self.base_url = ""
 
@@ -87,11 +86,12 @@ class EmbeddedServer:
         """
         read_gguf_header(self._model)
         check_engine()
-        self._folder = Path(tempfile.mkdtemp(prefix="lemon-llama-"))
+        self._scratch = ServerFolder()
+        folder = self._scratch.path
         try:
-            self._process = self._spawn(self._folder)
+            self._process = self._spawn(folder)
             atexit.register(self.stop)
-            await self._wait_healthy(self._folder)
+            await self._wait_healthy(folder)
         except BaseException as e:
             # The log is what explains a failed start, so it outlives it.
             self.stop(keep_log=isinstance(e, LemonError))
@@ -108,9 +108,13 @@ class EmbeddedServer:
                 self._process.kill()
                 self._process.wait()
             self._process = None
-        if self._folder is not None and not keep_log:
-            shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder = None
+        if self._scratch is not None:
+            self._scratch.close(keep=keep_log)
+        self._scratch = None
+
+    @property
+    def _folder(self) -> Path | None:
+        return None if self._scratch is None else self._scratch.path
 
     async def save(self, slot: int, name: str) -> int:
         """Write the state of an idle slot to a file of this name; its bytes, 0 where that failed."""

@@ -13,6 +13,7 @@ from lemon_jax.model.pretrained_text import load_pretrained_text
 from lemon_jax.model.serving import ServingEngine, ServingShape
 from lemon_jax.model.serving_weights import WeightType, load_serving_weights, open_source
 from lemon_jax.model.text_tokenizer import TextTokenizer
+from lemon_jax.precision import keep_float32
 
 # Tokens of the pool for each slot. A request needs a few hundred; one that finds no room waits.
 _POOL_TOKENS = 512
@@ -39,6 +40,8 @@ def load_jax_model(
     that is damaged or of an unknown family.
     """
     go_on()
+    if weights == "float32":
+        keep_float32()
     source = open_source(path)
     # Before the weights: what reading it takes for a while does not come on top of them.
     text = load_pretrained_text(path, source.config.vocab_size)

@@ -98,17 +98,29 @@ def inverse_cdf(
     p = jnp.pad(p, ((0, 0), (0, blocks * width - vocab))).reshape(batch, blocks, width)
 
     # First the block that holds the target, then the token inside it.
-    upto = jnp.cumsum(jnp.sum(p, axis=-1), axis=-1)
+    sums = jnp.sum(p, axis=-1)
+    upto = jnp.cumsum(sums, axis=-1)
     target_Bx1 = uniform_B[:, None] * upto[:, -1:]
-    block_Bx1 = jnp.sum(upto <= target_Bx1, axis=-1, keepdims=True)
+    block_Bx1 = _likely_from(jnp.sum(upto <= target_Bx1, axis=-1), sums)[:, None]
     before_Bx1 = jnp.where(
         block_Bx1 > 0, jnp.take_along_axis(upto, jnp.maximum(block_Bx1 - 1, 0), axis=-1), 0
     )
     inside = jnp.take_along_axis(p, block_Bx1[:, :, None], axis=1)[:, 0]
     index_B = jnp.sum(before_Bx1 + jnp.cumsum(inside, axis=-1) <= target_Bx1, axis=-1)
-    # The two sums round differently, so the target may lie a hair beyond the block's last token.
-    last_B = width - 1 - jnp.argmax(inside[:, ::-1] > 0, axis=-1)
-    return block_Bx1[:, 0] * width + jnp.minimum(index_B, last_B)
+    return block_Bx1[:, 0] * width + _likely_from(index_B, inside)
+
+
+def _likely_from(index_B: Int[Array, " batch"], p_BxN: Float[Array, "batch choices"]) -> Int[Array, " batch"]:
+    """`index`, or where it names a choice of probability 0 the next of more than that, or the last of these.
+
+    Sums round: those of a row may lie a hair below the one they add up to, and a cumulative sum is computed
+    as a tree, so that it may rise and fall where all that is added is 0.
+    """
+    likely_BxN = p_BxN > 0
+    choices = p_BxN.shape[-1]
+    last_B = choices - 1 - jnp.argmax(likely_BxN[:, ::-1], axis=-1)
+    from_B = jnp.minimum(index_B, last_B)
+    return jnp.argmax(likely_BxN & (jnp.arange(choices)[None, :] >= from_B[:, None]), axis=-1)
 
 
 def draw(

@@ -29,15 +29,17 @@ def draw_tokens(
     kept_SxN = (before_SxN < TOP_P) & (p_SxN >= MIN_P * p_SxN[:, :1])
     divisor_S = jnp.where(temperature_S > 0, temperature_S, 1.0)
     scaled_SxN = jnp.where(kept_SxN, (top_SxN - top_SxN[:, :1]) / divisor_S[:, None], -jnp.inf)
-    upto_SxN = jnp.cumsum(jnp.exp(scaled_SxN), axis=-1)
+    weights_SxN = jnp.exp(scaled_SxN)  # descending; 0 also where the temperature is too low for a float
+    upto_SxN = jnp.cumsum(weights_SxN, axis=-1)
 
     def number(seed: Array, drawn: Array) -> Array:
         return jax.random.uniform(jax.random.fold_in(jax.random.key(seed), drawn))
 
     target_S = jax.vmap(number)(seed_S, drawn_S) * upto_SxN[:, -1]
-    # The first candidate whose sum exceeds the target; rounding may put the target at the total itself.
+    # The first candidate whose sum exceeds the target. Rounding may put the target at the total itself, and
+    # have the sums fall where only zeros are added.
     index_S = jnp.sum(upto_SxN <= target_S[:, None], axis=-1)
-    index_S = jnp.minimum(index_S, jnp.sum(kept_SxN, axis=-1) - 1)
+    index_S = jnp.minimum(index_S, jnp.sum(weights_SxN > 0, axis=-1) - 1)
     index_S = jnp.where(temperature_S > 0, index_S, 0)
     return jnp.take_along_axis(ids_SxN, index_S[:, None], axis=1)[:, 0]
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import re
 import signal
 import time
 import tomllib
+from types import SimpleNamespace
 
+import jax
 import pytest
 from experiment_helpers import ROOT, SECONDS, json_lines, run_main, run_script, start
 
 from lemon_jax.report.run_files import load_run
 from lemon_jax.spec import baselines, dump
+from lemon_jax.train.config import RunConfig, UpdateConfig
+from lemon_jax.train.hosts import Hosts
 
 SMALL = ("--workers", "scripted", "--tasks-per-step", 2, "--eval-tasks", 3, "--fresh")
 METHODS = {"lemon", "warmstart", "vanilla", "cot", "sc", "chain", "complete"}
@@ -248,3 +254,22 @@ def test_an_interrupted_run_says_so_and_can_be_continued(
     assert not (run / "summary.json").exists()
     manifest = load_run(run).manifest
     assert all(manifest["config"][k] == v for k, v in (("steps", 100_000), ("workers", "scripted")))
+
+
+@pytest.mark.parametrize(("compute_dtype", "precision"), [("float32", "highest"), ("bfloat16", None)])
+def test_a_run_in_float32_has_float32_products_on_accelerators(compute_dtype, precision, monkeypatch):
+    async def execute():
+        return {"precision": jax.config.values["jax_default_matmul_precision"]}
+
+    job = SimpleNamespace(
+        config=RunConfig(bench="sample", update=UpdateConfig(compute_dtype=compute_dtype)),
+        hosts=Hosts(),
+        run=SimpleNamespace(locked=contextlib.nullcontext),
+        execute=execute,
+    )
+    monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
+    before = jax.config.values["jax_default_matmul_precision"]
+    try:
+        assert asyncio.run(run_script._execute(job)) == {"precision": precision}
+    finally:
+        jax.config.update("jax_default_matmul_precision", before)

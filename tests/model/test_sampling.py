@@ -159,6 +159,23 @@ def test_inverse_cdf_equals_the_plain_search(vocab):
     assert (upper - p[np.arange(64), tokens] <= np.asarray(uniform) + 1e-6).all()
 
 
+@pytest.mark.parametrize("vocab", [8000, 151_936])
+def test_inverse_cdf_takes_no_forbidden_token_where_sums_round(vocab):
+    """Random numbers at the sums of many tokens, and a hair beside them."""
+    rng = np.random.default_rng(1)
+    row = np.where(rng.random(vocab) < 0.5, rng.normal(size=vocab) * 3, -np.inf).astype(np.float32)
+    p = np.exp(row - row.max())
+    upper = np.cumsum(p, dtype=np.float64) / p.sum(dtype=np.float64)
+    near = upper[:16_384].astype(np.float32).view(np.int32)[:, None] + np.arange(-2, 3, dtype=np.int32)
+    uniform = np.unique(near.view(np.float32))
+    uniform = uniform[(uniform >= 0) & (uniform < 1)]
+    draw = jax.jit(jax.vmap(lambda row, u: inverse_cdf(row[None], u[None])[0], in_axes=(None, 0)))
+    tokens = np.asarray(draw(row, uniform))
+    assert (p[tokens] > 0).all()
+    np.testing.assert_array_less(uniform, upper[tokens] + 1e-5)
+    np.testing.assert_array_less(upper[tokens] - p[tokens] / p.sum(), uniform + 1e-5)
+
+
 def test_inverse_cdf_draws_the_distribution():
     p = np.array([0.5, 0.25, 0.125, 0.0625, 0.0625])
     uniform = jax.random.uniform(jax.random.key(0), (20000,))

@@ -21,6 +21,7 @@ from attacks import ATTACKS, PROMPT, TEST, Attack
 
 from lemon_jax.runtime.tools import CandidateStatus, Limits, check_candidate, run_program
 from lemon_jax.runtime.tools.box import BACKSTOP_S, package_dirs
+from lemon_jax.runtime.tools.sandbox import CONFINED
 
 LIMITS = Limits(wall_s=2.0, cpu_s=1, memory_bytes=256 << 20)
 ROOT = Path(__file__).resolve().parents[2]
@@ -133,9 +134,9 @@ def no_survivors() -> Iterator[None]:
     assert not survivors(before)
 
 
-async def run(case: Case, witness: Witness, accept: str = "seccomp", limits: Limits = LIMITS) -> Outcome:
+async def run(case: Case, witness: Witness, accept: str = CONFINED[0], limits: Limits = LIMITS) -> Outcome:
     names = witness.names() if case.attack.kind == "escape" else ""
-    allowed = accept == "rlimits"
+    allowed = accept not in CONFINED
     if case.form == "program":
         result = await run_program(names + case.attack.program, limits=limits, allow_unsandboxed=allowed)
         status, isolation, won = result.status, result.isolation, "got out" * (result.value == "out")

@@ -12,6 +12,7 @@ import pytest
 from attack_runner import Case, Witness, cases, no_survivors, run
 from attacks import ATTACKS, ESCAPES, FAKES, HONEST, PROMPT, TEST, Attack
 
+from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools import LEVELS, box, check_candidate, reached
 
 pytestmark = pytest.mark.skipif(
@@ -31,7 +32,7 @@ def test_attacks_fail(case: Case, witness: Witness) -> None:
     assert not outcome.won, outcome
 
 
-# Without namespaces and without Landlock, what everybody may read can be read; sandbox.py says so.
+# Without namespaces and without Landlock a program reads what its user may; sandbox.py says so.
 READS = {
     "environment of others",
     "installed packages read",
@@ -42,20 +43,31 @@ READS = {
 }
 
 
-@pytest.mark.parametrize(
-    "layers", [("namespaces", "landlock", "seccomp"), ("landlock", "seccomp"), ("seccomp",)]
-)
+@pytest.mark.parametrize("layers", [("namespaces", "landlock", "seccomp"), ("landlock", "seccomp")])
 @pytest.mark.parametrize("attack", ESCAPES, ids=lambda attack: attack.name)
 def test_escapes_fail_at_weaker_levels(
     attack: Attack, layers: tuple[str, ...], witness: Witness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(box, "LAYERS", layers)
-    if reached() not in ("namespaces+seccomp", "landlock+seccomp", "seccomp"):
+    if reached() not in ("namespaces+seccomp", "landlock+seccomp"):
         pytest.skip(f"this machine does not allow {'+'.join(layers)}")
-    if reached() == "seccomp" and attack.name in READS:
-        pytest.skip("nothing confines reading at this level")
     outcome = asyncio.run(run(Case(attack=attack, form="program"), witness))
     assert not outcome.won, outcome
+
+
+@pytest.mark.parametrize("attack", ESCAPES, ids=lambda attack: attack.name)
+def test_where_reading_is_not_confined_no_program_runs_unasked(
+    attack: Attack, witness: Witness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(box, "LAYERS", ("seccomp",))
+    if reached() != "seccomp":
+        pytest.skip("this machine does not allow seccomp")
+    case = Case(attack=attack, form="program")
+    with pytest.raises(LemonError, match=r"level 'seccomp'.*--allow-unsandboxed"):
+        asyncio.run(run(case, witness))
+    if attack.name not in READS:
+        outcome = asyncio.run(run(case, witness, accept="seccomp"))
+        assert not outcome.won, outcome
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 
-from lemon_jax.runtime.tools.programs import extract_code, extract_completion
+from lemon_jax.runtime.tools.programs import MAX_CODE, extract_code, extract_completion, name_answer
 
 
 @pytest.mark.parametrize(
@@ -47,3 +49,19 @@ def test_functions_are_found_in_every_kind_of_fence(function, frame):
 )
 def test_programs_are_found_in_other_fences(reply):
     assert extract_code(reply) == "answer = 3"
+
+
+def test_nobody_is_warned_of_what_a_worker_wrote():
+    program = 'x = "\\d"'
+    function = f"def f():\n    {program}"
+    for action in ("always", "error"):
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter(action)
+            assert name_answer(program) == f"{program}\nanswer = x"
+            assert extract_completion(f"{function}\n```\nf()\n```", "f") == function
+        assert not heard
+
+
+def test_what_is_too_long_to_run_is_not_parsed():
+    assert name_answer("x = 1" + "\n" * (MAX_CODE - 5)).endswith("answer = x")
+    assert name_answer(too_long := "x = 1" + "\n" * (MAX_CODE - 4)) == too_long

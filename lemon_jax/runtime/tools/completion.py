@@ -1,7 +1,8 @@
 """A completion as the source of a module: what models send is not always the body they were asked for.
 
 Compiling is left to the process that will run it, without rights: a hostile text can crash a compiler.
-So this module is loaded there, and imports nothing.
+So this module is loaded there, and imports nothing. Outside only `programs.py` parses, short texts, to find
+where a program begins and ends; that makes no code of them.
 """
 
 _TREE_ONLY = 0x400  # ast.PyCF_ONLY_AST, without loading `ast`

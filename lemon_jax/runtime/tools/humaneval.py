@@ -26,8 +26,8 @@ from enum import StrEnum
 
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools.box import ACCEPTED, LEVELS, Box, Limits, Report, levels_from, watch
-from lemon_jax.runtime.tools.programs import extract_completion
-from lemon_jax.runtime.tools.sandbox import MAX_CODE, not_started, workers
+from lemon_jax.runtime.tools.programs import MAX_CODE, extract_completion
+from lemon_jax.runtime.tools.sandbox import not_started, workers
 
 CANDIDATE_LIMITS = Limits(wall_s=15.0, cpu_s=5)
 """A candidate's own: the CPU limit is what ends a loop, the wall clock is for one that sleeps."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import ast
 import re
 import textwrap
+import warnings
 
+MAX_CODE = 65_536  # bytes; what is longer is neither parsed nor run
+_FILE = "<worker>"  # the file name that parsing is told
 # "```python", or with attributes: "```python title=a.py {1,3}"
 _TAG_LINE = re.compile(
     r"[ \t]*(?:([\w+.-]+)(?:[ \t]+(?:[\w-]+=\S+|\{[^\n{}]*\}))*)?[ \t]*(?:\r?\n|$)(.*)", re.DOTALL
@@ -40,7 +43,7 @@ def extract_completion(text: str, entry_point: str) -> str:
     # Fences may stand in a docstring: a text, or a block by the rules of CommonMark, that is a program
     # as it stands needs no guess about them.
     for body in reversed([text, *_fenced_lines(text)]):
-        if defines.search(body) and _parses(body):
+        if defines.search(body) and _parsed(textwrap.dedent(body)):
             return body.strip("\r\n")
     text = _plain_fences(text)
     before, blocks = _fenced(text)
@@ -83,12 +86,17 @@ def _plain_fences(text: str) -> str:
     return _FENCE_LINE.sub(plain, text)
 
 
-def _parses(code: str) -> bool:
-    try:
-        ast.parse(textwrap.dedent(code))
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return False
-    return True
+def _parsed(code: str) -> ast.Module | None:
+    """The tree of a program; None where it is too long or has none. Warnings about it are for nobody here."""
+    if len(code.encode("utf-8", "replace")) > MAX_CODE:
+        return None
+    with warnings.catch_warnings():
+        # Filters are the whole process's: what another thread might keep of this one silences nothing else.
+        warnings.filterwarnings("ignore", module=_FILE)
+        try:
+            return ast.parse(code, _FILE)
+        except (SyntaxError, ValueError, RecursionError, MemoryError):
+            return None
 
 
 def _fenced(text: str) -> tuple[str | None, list[tuple[str, str, bool]]]:
@@ -117,14 +125,11 @@ def name_answer(code: str) -> str:
     In:  "rate = 1 / 12\\ndays = 1 / rate"
     Out: "rate = 1 / 12\\ndays = 1 / rate\\nanswer = days"
 
-    Code that sets `answer`, does not parse, or ends in neither an assignment nor an expression is
-    returned as it is.
+    Code that sets `answer`, does not parse, is longer than MAX_CODE, or ends in neither an assignment nor
+    an expression is returned as it is.
     """
-    try:
-        tree = ast.parse(code)
-    except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return code
-    if not tree.body or any(isinstance(n, ast.Name) and n.id == "answer" for n in ast.walk(tree)):
+    tree = _parsed(code)
+    if not tree or not tree.body or any(isinstance(n, ast.Name) and n.id == "answer" for n in ast.walk(tree)):
         return code
     last = tree.body[-1]
     if isinstance(last, ast.Assign) and isinstance(last.targets[-1], ast.Name):

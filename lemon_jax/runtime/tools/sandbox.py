@@ -13,13 +13,14 @@ What protects the machine, strongest first; each layer is taken where the kernel
   stays readable, and all capabilities are dropped.
 
 The level reached is in every result (`box.LEVELS` orders them). On a machine that has neither
-namespaces nor seccomp (macOS, some containers) nothing would keep a program from the network and from
-the user's files, so `run_program` refuses unless it is told `allow_unsandboxed=True`.
+namespaces nor Landlock (macOS, some containers) nothing would keep a program from reading what its user
+may, so `run_program` refuses unless it is told `allow_unsandboxed=True`.
 
 What it does not protect from: a hole in the kernel; what a program learns by timing; heat (a program
-may use its CPU seconds and its memory limit in full, times the number that run at once); reading
-world-readable files at the level "seccomp" on kernels without Landlock; anything the user may do at
-the level "rlimits". It isolates the answer from nothing: a program may answer what it likes.
+may use its CPU seconds and its memory limit in full, times the number that run at once); at the level
+"seccomp" reading all that its user may read, environments and memory of the user's other processes too
+(where root is given up, what everybody may read); anything the user may do at the level "rlimits". It
+isolates the answer from nothing: a program may answer what it likes.
 Only the standard library can be imported.
 """
 
@@ -37,11 +38,13 @@ from typing import Literal
 
 from lemon_jax.errors import LemonError
 from lemon_jax.runtime.tools.box import LEVELS, Box, Limits, Report, levels_from, watch
-from lemon_jax.runtime.tools.programs import extract_code
+from lemon_jax.runtime.tools.programs import MAX_CODE, extract_code
 
 Status = Literal["ok", "error", "timeout", "limit", "killed"]
 
-MAX_CODE = 65_536  # bytes
+CONFINED = levels_from("landlock+seccomp")
+"""Where the user's files and processes cannot be read: the levels at which programs run unasked."""
+
 _DEFAULT = Limits()
 _LAST_NUMBER = re.compile(
     r"(?:^|[=:])\s*\$?\s*([+-]?(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?(?:/\d+)?%?)\s*$"
@@ -70,7 +73,7 @@ class _Job:
     """One run; `cancel` may be called from another thread at any time."""
 
     def __init__(self, code: str, limits: Limits, allow_unsandboxed: bool) -> None:
-        accepted = LEVELS if allow_unsandboxed else levels_from("seccomp")
+        accepted = LEVELS if allow_unsandboxed else CONFINED
         self._box = Box("program", {"code": code}, limits=limits, accepted=accepted)
 
     def cancel(self) -> None:
@@ -97,8 +100,9 @@ def _judge(report: Report, limits: Limits, seconds: float) -> ProgramResult:
 
     if report.refused:
         raise LemonError(
-            "this machine allows neither namespaces nor seccomp, so a worker's program would run with your "
-            "rights: run where one of them is allowed, or accept it with --allow-unsandboxed"
+            f"this machine isolates programs at level {report.refused!r}: a worker's program could read your "
+            "files, and keys in your processes' environments; run where namespaces or Landlock are allowed, "
+            "install bubblewrap, or accept it with --allow-unsandboxed"
         )
     if report.cut == "limit":
         return result("limit", reason=f"more than {limits.output_bytes} bytes of output")
