@@ -39,6 +39,7 @@ MADE_OF = ("policy_sha256", "tokenizer_sha256", "chat_template_sha256", "data", 
 # Flags that go with --resume.
 OF_A_RESUME = ("data", "fresh", "allow_unsandboxed", "mesh", "accumulate", "remat", "checkpoint_dir")
 EXIT_DIFFERENT, EXIT_INTERRUPTED = 1, 130
+EXIT_UNKNOWN = 1  # workers failed on every task of a method, whose row says nothing
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -87,7 +88,7 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
     from rich.console import Console
 
     from lemon_jax.report import RunProgress, write_report
-    from lemon_jax.report.cli import print_results
+    from lemon_jax.report.cli import print_failures, print_results
     from lemon_jax.report.table import SIMULATED_WARNING
     from lemon_jax.train.hosts import Hosts
     from lemon_jax.train.job import Job, manifest
@@ -141,9 +142,13 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
 
         summary, directory = asyncio.run(job())
     if hosts.first:
-        print_results(summary, directory.read(EXECUTIONS))
+        executions = directory.read(EXECUTIONS)
+        print_results(summary, executions)
+        print_failures(executions, f"--resume {directory.path}")
         print(f"summary: {directory.path / 'summary.json'}")
         print(f"report:  {write_report(directory.path)}")
+        if any(row["infra_failed"] == row["n"] for row in summary["eval"]):
+            return EXIT_UNKNOWN
     return 0
 
 
@@ -268,6 +273,7 @@ async def _execute(job: Job) -> dict[str, Any]:
     from lemon_jax.compiled import compilation_cache_on_disk
     from lemon_jax.errors import LemonError
     from lemon_jax.train.hosts import Preempted
+    from lemon_jax.train.rollouts import WorkersFailed
 
     with compilation_cache_on_disk(), contextlib.ExitStack() as stack:
         locked = False
@@ -277,6 +283,8 @@ async def _execute(job: Job) -> dict[str, Any]:
             return await job.execute()
         except Preempted as stop:
             raise Preempted(f"continue with --resume {job.run.path}") from stop
+        except WorkersFailed:
+            raise  # the folder stays, to be resumed
         except LemonError:
             if locked and not job.resumed:  # else it is another process's
                 job.run.discard_unused()
@@ -299,7 +307,7 @@ def run_all(args: argparse.Namespace) -> int:
     stamp = time.strftime("%Y%m%d-%H%M%S")
     root = args.out = args.out or Path("runs") / f"all-{args.preset or 'default'}-s{args.seed or 0}-{stamp}"
     simulated = args.workers is not None and is_simulated(WorkerPool(worker_config(args.workers)))
-    summaries = []
+    summaries, code = [], 0
     for bench in BENCHES:
         folder = root / bench
         if simulated and bench == "humaneval":
@@ -314,7 +322,7 @@ def run_all(args: argparse.Namespace) -> int:
             if args.checkpoint_dir:
                 one["checkpoint_dir"] = f"{args.checkpoint_dir.rstrip('/')}/{bench}"
             try:
-                run(argparse.Namespace(**vars(args) | one))
+                code |= run(argparse.Namespace(**vars(args) | one))
             except Preempted as stop:
                 raise Preempted(f"continue with {_way_on(args)}") from stop
         summaries.append(RunDir(folder).read_json(SUMMARY))
@@ -322,7 +330,7 @@ def run_all(args: argparse.Namespace) -> int:
     summary = {"bench": "all", "workers": summaries[0]["workers"], "simulated": simulated, "eval": rows}
     print_results(summary, [])
     print(f"runs: {root}")
-    return 0
+    return code
 
 
 def _way_on(args: argparse.Namespace) -> str:
