@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Of a manifest: the same in all processes, and when a run is resumed.
 MADE_OF = ("policy_sha256", "tokenizer_sha256", "chat_template_sha256", "data", "workers")
 # Flags that go with --resume.
-OF_A_RESUME = ("data", "fresh", "allow_unsandboxed", "mesh", "accumulate", "remat", "checkpoint_dir")
+OF_A_RESUME = ("data", "fresh", "allow_unsandboxed", "mesh", "accumulate", "remat", "checkpoint_dir", "grace")
 EXIT_DIFFERENT, EXIT_INTERRUPTED = 1, 130
 EXIT_UNKNOWN = 1  # workers failed on every task of a method, whose row says nothing
 
@@ -113,7 +113,7 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
             progress.note(f"{size} recorded worker calls {how}")
 
         async def job() -> tuple[dict[str, Any], RunDir]:
-            with preemptible(hosts):
+            with preemptible(hosts, grace_s=args.grace):
                 async with pool:
                     await hosts.run(pool.check)
                     facts = manifest(config, datasets, policy, pool, scale)
