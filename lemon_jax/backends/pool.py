@@ -18,7 +18,7 @@ from lemon_jax.backends.gate import ExclusiveGate
 from lemon_jax.backends.gguf_header import read_gguf_header
 from lemon_jax.backends.model_files import PRESETS, Progress, file_digest
 from lemon_jax.backends.openai import OpenAIBackend, extras_of
-from lemon_jax.backends.redaction import redact
+from lemon_jax.backends.redaction import redact, secret_forms
 from lemon_jax.backends.replay import ReplayBackend
 from lemon_jax.backends.response_model import load_parameters
 from lemon_jax.backends.scripted import ScriptedBackend
@@ -237,11 +237,12 @@ class WorkerPool:
             reply = await backend.answer(hello)
         finally:
             await backend.aclose()
-        if (reply.error or "").startswith("HTTP 4") and REFUSED.match(reply.error or ""):
-            names = redact(", ".join(listed), limit=300)
+        error = reply.error or ""
+        if error.startswith("HTTP 4") and REFUSED.match(error):
+            names = redact(", ".join(listed), secret_forms([self._api_key(model) or ""]), limit=300)
             raise LemonError(
                 f"{self.config.source}: models.{model.name}.model: {url} refuses {model.model} "
-                f"({reply.error}); it lists {names}"
+                f"({error}); it lists {names}"
             )
 
 
