@@ -38,8 +38,9 @@ if TYPE_CHECKING:
 # Of a manifest: the same in all processes, and when a run is resumed.
 MADE_OF = ("policy_sha256", "tokenizer_sha256", "chat_template_sha256", "data", "workers")
 # Flags that go with --resume.
-OF_A_RESUME = ("data", "fresh", "allow_unsandboxed", "mesh", "accumulate", "remat", "checkpoint_dir")
+OF_A_RESUME = ("data", "fresh", "allow_unsandboxed", "mesh", "accumulate", "remat", "checkpoint_dir", "grace")
 EXIT_DIFFERENT, EXIT_INTERRUPTED = 1, 130
+EXIT_UNKNOWN = 1  # workers failed on every task of a method, whose row says nothing
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
     from rich.console import Console
 
     from lemon_jax.report import RunProgress, write_report
-    from lemon_jax.report.cli import print_results
+    from lemon_jax.report.cli import print_failures, print_results
     from lemon_jax.report.table import SIMULATED_WARNING
     from lemon_jax.train.hosts import Hosts
     from lemon_jax.train.job import Job, manifest
@@ -115,7 +116,7 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
             progress.note(f"{size} recorded worker calls {how}")
 
         async def job() -> tuple[dict[str, Any], RunDir]:
-            with preemptible(hosts):
+            with preemptible(hosts, grace_s=args.grace):
                 async with pool:
                     await hosts.run(pool.check)
                     facts = manifest(config, datasets, policy, pool, scale)
@@ -145,9 +146,13 @@ def run(args: argparse.Namespace, hosts: Hosts | None = None) -> int:
 
         summary, directory = asyncio.run(job())
     if hosts.first:
-        print_results(summary, directory.read(EXECUTIONS))
+        executions = directory.read(EXECUTIONS)
+        print_results(summary, executions)
+        print_failures(executions, f"--resume {directory.path}")
         print(f"summary: {directory.path / 'summary.json'}")
         print(f"report:  {write_report(directory.path)}")
+        if any(row["infra_failed"] == row["n"] for row in summary["eval"]):
+            return EXIT_UNKNOWN
     return 0
 
 
@@ -266,6 +271,7 @@ async def _execute(job: Job) -> dict[str, Any]:
     from lemon_jax.errors import LemonError
     from lemon_jax.precision import keep_float32
     from lemon_jax.train.hosts import Preempted
+    from lemon_jax.train.rollouts import WorkersFailed
 
     if job.config.update.compute_dtype == "float32":
         keep_float32()
@@ -277,6 +283,8 @@ async def _execute(job: Job) -> dict[str, Any]:
             return await job.execute()
         except Preempted as stop:
             raise Preempted(f"continue with --resume {job.run.path}") from stop
+        except WorkersFailed:
+            raise  # the folder stays, to be resumed
         except LemonError:
             if locked and not job.resumed:  # else it is another process's
                 job.run.discard_unused()
@@ -304,7 +312,7 @@ def run_all(args: argparse.Namespace) -> int:
         del folders["humaneval"]
         print("== humaneval left out: simulated workers write no code", file=sys.stderr)
     check_all(args, folders)
-    summaries = []
+    summaries, code = [], 0
     for bench, folder in folders.items():
         if not (folder / SUMMARY).exists():
             print(f"== {bench}", file=sys.stderr)
@@ -315,7 +323,7 @@ def run_all(args: argparse.Namespace) -> int:
             if args.checkpoint_dir:
                 one["checkpoint_dir"] = f"{args.checkpoint_dir.rstrip('/')}/{bench}"
             try:
-                run(argparse.Namespace(**vars(args) | one))
+                code |= run(argparse.Namespace(**vars(args) | one))
             except Preempted as stop:
                 raise Preempted(f"continue with {_way_on(args)}") from stop
         summaries.append(RunDir(folder).read_json(SUMMARY))
@@ -323,7 +331,7 @@ def run_all(args: argparse.Namespace) -> int:
     summary = {"bench": "all", "workers": summaries[0]["workers"], "simulated": simulated, "eval": rows}
     print_results(summary, [])
     print(f"runs: {root}")
-    return 0
+    return code
 
 
 def _way_on(args: argparse.Namespace) -> str:

@@ -65,6 +65,7 @@ def parse_arguments(argv: list[str] | None = None, description: str | None = Non
     add("--remat", action="store_true", help="recompute activations: less memory, more time (off)")
     add("--compute-dtype", metavar="DTYPE", help="float32, or bfloat16 with float32 weights (float32)")
     add("--checkpoint-dir", metavar="DIR", help="folder or gs:// address of them (RUN_DIR/checkpoints)")
+    add("--grace", type=float, default=20.0, metavar="SECONDS", help="for a step's end after SIGTERM (20)")
     add("--distributed", action="store_true", help="one process of several, on many hosts (off)")
     add("--coordinator", metavar="HOST:PORT", help="of process 0 (found on TPU, Slurm, MPI, Kubernetes)")
     add("--num-processes", type=int, metavar="N", help="processes in all (found, as the coordinator)")
@@ -79,6 +80,8 @@ def config_of(args: argparse.Namespace) -> tuple[RunConfig, ScaleConfig, dict[st
     from lemon_jax.train.presets import check_counts, load_preset, without_counterfactuals
     from lemon_jax.train.run_dir import RunDir
 
+    if not args.grace > 0:
+        raise LemonError(f"--grace is {args.grace:g}, it must be above 0")
     names = ["workers", "policy", "steps", "tasks_per_step", "group", "eval_tasks", "seed"]
     names += ["baselines", "search_tokens", "protocol", "accept_isolation", "lora_rank", "lora_targets"]
     names += ["eval_bench"]

@@ -48,7 +48,7 @@ LATEST = 0.95  # of the calls: a kill later than that could find the run ended
 WORKERS = """[models.{model}]
 backend = "openai"
 base_url = "{url}"
-model = "any"
+model = "local"
 identity = "{identity}"
 slots = {slots}
 """ + "".join(

@@ -26,6 +26,11 @@ flags=$(printf ' %q' "$@")
 gcloud compute tpus tpu-vm ssh "$name" --zone="$zone" --worker=all --command="
     set -e
     mkdir -p lemon && tar -xzf lemon.tar.gz -C lemon && cd lemon
-    python3 -m venv .venv && . .venv/bin/activate
-    pip install --quiet -e '.[tpu,gcs]'
-    exec python experiments/run.py --distributed$flags"
+    PATH=\$HOME/.local/bin:\$PATH
+    command -v uv >/dev/null || python3 -m pip install --quiet --user uv || {
+        echo 'error: cannot install uv, which brings Python 3.12; put uv on every host' >&2
+        exit 1
+    }
+    [ -x .venv/bin/python ] || uv venv --quiet --python 3.12 .venv
+    uv pip install --quiet --python .venv/bin/python -e '.[tpu,gcs]'
+    exec .venv/bin/python experiments/run.py --distributed$flags"

@@ -7,7 +7,7 @@ import hashlib
 import json
 import logging
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,6 +42,7 @@ class OpenAIBackend:
     Of several servers each attempt goes to the one where fewest are open (`Places`). One that cannot be
     reached, or whose health check fails after a fault, is set aside; its calls go to the others, and it
     is checked again after waits that double. Without an `identity` the first address names them all.
+    `extra_body` and `rename` are as `wire.chat_body` takes them.
     """
 
     def __init__(
@@ -52,7 +53,8 @@ class OpenAIBackend:
         identity: str | None = None,
         max_concurrency: int = 16,
         timeout_s: float = 300.0,
-        extra_body: dict[str, Any] | None = None,
+        extra_body: Mapping[str, Any] | None = None,
+        rename: Mapping[str, str | None] | None = None,
         first_wait_s: float = _FIRST_WAIT_S,
     ) -> None:
         base_urls = [base_url] if isinstance(base_url, str) else list(base_url)
@@ -60,10 +62,10 @@ class OpenAIBackend:
         self._timeout_s = timeout_s
         self._silent_s = timeout_s / 2
         self._first_wait_s = first_wait_s
-        self._extra_body = dict(extra_body or {})
+        self._extra_body, self._rename = dict(extra_body or {}), dict(rename or {})
         self._warned: set[str] = set()
         urls = [httpx.URL(url) for url in base_urls]
-        self.identity = identity or _identity(urls[0], model, self._extra_body)
+        self.identity = identity or _identity(urls[0], model) + extras_of(self._extra_body, self._rename)
         secrets = [api_key or ""]
         for url in urls:
             secrets += [url.password, url.userinfo.decode() if url.password else ""]
@@ -109,7 +111,8 @@ class OpenAIBackend:
         self, request: Request, place: Place, start: float, last: list[Fault], extra_body: dict[str, Any]
     ) -> Reply:
         """The one retry layer; `last` collects the faults for the caller whose deadline cuts in."""
-        body = json.dumps(wire.chat_body(request, self._model, self._extra_body | extra_body)).encode()
+        extra_body = self._extra_body | extra_body
+        body = json.dumps(wire.chat_body(request, self._model, extra_body, self._rename)).encode()
         running: dict[asyncio.Task[Reply], Place] = {}
         attempt, moves = 0, len(self._servers) - 1
         free: Place | None = place
@@ -256,15 +259,20 @@ async def _first(attempts: dict[asyncio.Task[Reply], Place], patience_s: float |
     return next(task.result() for task in done if not task.exception())
 
 
-def _identity(url: httpx.URL, model: str, extra_body: dict[str, Any]) -> str:
-    """Model, host, path and request extras; never the user, password or query that a URL may hold.
+def extras_of(extra_body: Mapping[str, Any], rename: Mapping[str, str | None]) -> str:
+    """The part of an identity that says how requests differ from the plain ones; "" where they do not."""
+    if not extra_body and not rename:
+        return ""
+    text = json.dumps([extra_body, rename] if rename else extra_body, sort_keys=True)
+    return ":" + hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _identity(url: httpx.URL, model: str) -> str:
+    """Model, host and path; never the user, password or query that a URL may hold.
 
     # http://h:80/v1: "openai:m@h:80"; https://gw/small/v1: "openai:m@gw/small/v1"; http://h: "openai:m@h/"
     """
-    extras = ""
-    if extra_body:
-        extras = ":" + hashlib.sha256(json.dumps(extra_body, sort_keys=True).encode()).hexdigest()[:8]
     # A gateway may serve many models, each on a path of its own; the path of most servers is left out.
     path = url.raw_path.partition(b"?")[0].decode().rstrip("/") or "/"
     place = url.netloc.decode() + (path if path != "/v1" else "")
-    return f"openai:{model}@{place}{extras}"
+    return f"openai:{model}@{place}"

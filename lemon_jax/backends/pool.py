@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,13 +17,15 @@ from lemon_jax.backends.embedded import EmbeddedBackend, check_engine
 from lemon_jax.backends.gate import ExclusiveGate
 from lemon_jax.backends.gguf_header import read_gguf_header
 from lemon_jax.backends.model_files import PRESETS, Progress, file_digest
-from lemon_jax.backends.openai import OpenAIBackend
+from lemon_jax.backends.openai import OpenAIBackend, extras_of
+from lemon_jax.backends.redaction import redact, secret_forms
 from lemon_jax.backends.replay import ReplayBackend
 from lemon_jax.backends.response_model import load_parameters
 from lemon_jax.backends.scripted import ScriptedBackend
 from lemon_jax.backends.server import is_local
 from lemon_jax.backends.simulated import SimulatedBackend, World
-from lemon_jax.backends.types import Backend
+from lemon_jax.backends.types import Backend, Message, Request
+from lemon_jax.backends.wire import REFUSED, parse_json
 from lemon_jax.backends.workers import CapacityConfig, ModelConfig, WorkerConfig
 from lemon_jax.errors import LemonError
 
@@ -90,8 +92,8 @@ class WorkerPool:
         """Find out before a run whether its workers can be reached; downloads and starts nothing.
 
         Raises:
-            LemonError: a server is unreachable or refuses the key, a local file is unusable, or the
-                embedded engine is not installed or cannot be run, simulated models have no tasks or
+            LemonError: a server is unreachable or refuses the key or the model, a local file is unusable,
+                or the embedded engine is not installed or cannot be run, simulated models have no tasks or
                 no parameters.
         """
         for name in dict.fromkeys(c.model for c in self.config.capacities.values()):
@@ -126,13 +128,26 @@ class WorkerPool:
             parameters = load_parameters(model.parameters)
             return SimulatedBackend(model.level, parameters, self.world, seed=model.seed)
         if model.backend == "openai":
-            key = self._api_key(model)
-            return OpenAIBackend(
-                model.base_urls, model.model, key, identity=model.identity, max_concurrency=model.slots
-            )
+            return self._open_openai(model, model.base_urls)
         locate, digest = self._model_file(model)
         open_it = self._open_jax if model.backend == "jax" else self._open_embedded
         return open_it(model, locate, digest)
+
+    def _open_openai(
+        self, model: ModelConfig, urls: Sequence[str], timeout_s: float = 300.0
+    ) -> OpenAIBackend:
+        # The same weights reply otherwise to other requests.
+        identity = model.identity and model.identity + extras_of(model.extra_body, model.rename)
+        return OpenAIBackend(
+            urls,
+            model.model,
+            self._api_key(model),
+            identity=identity,
+            max_concurrency=model.slots,
+            timeout_s=timeout_s,
+            extra_body=model.extra_body,
+            rename=model.rename,
+        )
 
     def _open_embedded(self, model: ModelConfig, locate: Locate, digest: str) -> Backend:
         return EmbeddedBackend(
@@ -202,28 +217,56 @@ class WorkerPool:
         key = self._api_key(model)
         checks = [_fault_of_server(url, key, model.api_key_env) for url in model.base_urls]
         faults = dict(zip(model.base_urls, await asyncio.gather(*checks), strict=True))
-        if refused := [f"{url}: {fault}" for url, (fault, forever) in faults.items() if forever]:
+        if refused := [f"{url}: {fault}" for url, (fault, forever, _) in faults.items() if forever]:
             raise LemonError(where + "; ".join(refused))
-        away = [f"{url}: {fault}" for url, (fault, _) in faults.items() if fault]
+        away = [f"{url}: {fault}" for url, (fault, *_) in faults.items() if fault]
         if len(away) == len(faults):
             raise LemonError(where + "; ".join(away))
         for text in away:
             log.warning("%s%s; the run begins without it", where, text)
+        unlisted = {url: ids for url, (fault, _, ids) in faults.items() if not fault and ids}
+        await asyncio.gather(*(self._check_model(model, url, ids) for url, ids in unlisted.items()))
+
+    async def _check_model(self, model: ModelConfig, url: str, listed: list[str]) -> None:
+        """Of a model that a server does not list, a short chat says whether it knows it by an alias."""
+        if model.model in listed:
+            return
+        backend = self._open_openai(model, [url], timeout_s=60.0)
+        try:
+            hello = Request(model=model.model, messages=(Message(role="user", content="Hi"),), max_tokens=16)
+            reply = await backend.answer(hello)
+        finally:
+            await backend.aclose()
+        error = reply.error or ""
+        if error.startswith("HTTP 4") and REFUSED.match(error):
+            names = redact(", ".join(listed), secret_forms([self._api_key(model) or ""]), limit=300)
+            raise LemonError(
+                f"{self.config.source}: models.{model.name}.model: {url} refuses {model.model} "
+                f"({error}); it lists {names}"
+            )
 
 
-async def _fault_of_server(url: str, key: str | None, key_name: str | None) -> tuple[str, bool]:
-    """What is wrong with a server, or "", and whether waiting will not mend it."""
+async def _fault_of_server(url: str, key: str | None, key_name: str | None) -> tuple[str, bool, list[str]]:
+    """What is wrong with a server, or "", whether waiting will not mend it, and the models it lists."""
     headers = {"Authorization": f"Bearer {key}"} if key else {}
     try:
         async with httpx.AsyncClient(timeout=10.0, trust_env=not is_local(url)) as client:
             response = await client.get(url.rstrip("/") + "/models", headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL) as e:
         fault = f"cannot reach the server ({type(e).__name__}); start it or correct the address"
-        return fault, False
+        return fault, False, []
     if response.status_code in (401, 403):
         named = f"the key in {key_name}" if key else "requests without a key; set api_key_env"
-        return f"the server refuses {named} (HTTP {response.status_code})", True
+        return f"the server refuses {named} (HTTP {response.status_code})", True, []
     if response.status_code >= 500:
-        return f"the server is not ready (HTTP {response.status_code})", False
+        return f"the server is not ready (HTTP {response.status_code})", False, []
     # Any other reply comes from something that listens; not every server lists its models.
-    return "", False
+    return "", False, _listed(response.text)
+
+
+def _listed(text: str) -> list[str]:
+    """The ids in a server's list of models; none where it is no such list."""
+    found = parse_json(text)
+    rows = found.get("data") if isinstance(found, dict) else None
+    ids = [row.get("id") for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+    return [name for name in ids if isinstance(name, str)]

@@ -48,6 +48,8 @@ _OVERLOAD_STATUSES = (429, 503, 529)
 OVERFLOW = "context overflow"  # the kind of fault of a prompt that does not fit
 # The beginnings of errors of a call that a server takes at no time, however well it is.
 REFUSED = re.compile("HTTP 4(?!08|29)|context overflow|content filter")
+# What a request says of the reply that is wanted.
+PARAMETERS = ("max_tokens", "temperature", "seed", "stop")
 # A prompt shorter than this fits every server's default context, so it is never judged as cut.
 _LONG_PROMPT_TOKENS = 512
 _MOST_TOKENS = 10**9  # of one call; a count beyond it is no count
@@ -79,9 +81,15 @@ def seed_of(request: Request) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big") >> 1
 
 
-def chat_body(request: Request, model: str, extra_body: dict[str, Any]) -> dict[str, Any]:
+def chat_body(
+    request: Request,
+    model: str,
+    extra_body: Mapping[str, Any],
+    rename: Mapping[str, str | None] | None = None,
+) -> dict[str, Any]:
     """The JSON body of POST /chat/completions; `extra_body` wins over the standard keys.
 
+    `rename` holds a server's own names of the PARAMETERS; None leaves one out, for a server that refuses it.
     Replies are never streamed: a whole one carries its usage and cannot end half-way unnoticed.
     """
     body: dict[str, Any] = {
@@ -93,7 +101,10 @@ def chat_body(request: Request, model: str, extra_body: dict[str, Any]) -> dict[
     }
     if request.stop:
         body["stop"] = list(request.stop)
-    return body | extra_body | {"stream": False}
+    if rename:
+        names = {key: rename.get(key, key) for key in body}
+        body = {name: body[key] for key, name in names.items() if name is not None}
+    return {**body, **extra_body, "stream": False}
 
 
 def prompt_estimate(request: Request) -> int:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import json
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +13,7 @@ import httpx
 
 from lemon_jax.backends.model_files import PRESETS
 from lemon_jax.backends.redaction import is_variable_name, redact
+from lemon_jax.backends.wire import PARAMETERS
 from lemon_jax.errors import LemonError
 
 LEVELS = ("small", "medium", "large")
@@ -87,6 +90,40 @@ _VARIABLE = _Key(
     secret=True,
 )
 _PRESET = _Key(expected=f"one of {', '.join(PRESETS)}", fits=lambda v: isinstance(v, str) and v in PRESETS)
+_PARAMETER = " or ".join(PARAMETERS)
+
+
+def _is_body(value: Any) -> bool:
+    """Whether it is a table that JSON can hold: no date, no infinity; without what makes a call."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
+        return False
+    return isinstance(value, dict) and not {"model", "messages", "stream"} & value.keys()
+
+
+def _are_names(value: Any) -> bool:
+    return (
+        isinstance(value, dict)
+        and value.keys() <= {*PARAMETERS}
+        and all(isinstance(name, str) and re.fullmatch(r"\w{1,64}", name) for name in value.values())
+        and len({*value.values()} - {*PARAMETERS, "model", "messages", "stream"}) == len(value)
+    )
+
+
+_BODY = _Key(
+    expected="a table of request fields other than model, messages and stream, with values that JSON has",
+    fits=_is_body,
+    secret=True,
+)
+_NAMES = _Key(
+    expected=f'a table with other names of {_PARAMETER}, such as {{ max_tokens = "max_completion_tokens" }}',
+    fits=_are_names,
+)
+_OMITTED = _Key(
+    expected=f"a list of {_PARAMETER}",
+    fits=lambda v: isinstance(v, list) and all(isinstance(name, str) and name in PARAMETERS for name in v),
+)
 _FLAG = _Key(expected="true or false", fits=lambda v: isinstance(v, bool))
 _ANY = _Key(expected="", fits=lambda v: True)
 
@@ -99,6 +136,9 @@ _KEYS: dict[str, dict[str, _Key]] = {
         "api_key_env": _VARIABLE,
         "identity": _text(),
         "slots": _integer(1, 1024),
+        "rename": _NAMES,
+        "omit": _OMITTED,
+        "extra_body": _BODY,
     },
     "embedded": {
         "backend": _ANY,

@@ -10,7 +10,8 @@ models of the backend "jax" use "jax:", these digits and the type of the weights
 from __future__ import annotations
 
 import tomllib
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
@@ -36,6 +37,9 @@ class ModelConfig:
     model: str = ""  # the server's name of the model
     api_key_env: str | None = None  # the environment variable that holds the key, never the key
     identity: str | None = None  # which weights the server serves; None: its address and `model`
+    # A server's own names of request parameters, None: it is sent none; and what else it is sent.
+    rename: Mapping[str, str | None] = field(default_factory=dict, hash=False)
+    extra_body: Mapping[str, Any] = field(default_factory=dict, hash=False)
     path: Path | None = None  # a local GGUF file; relative to the worker file
     preset: str | None = None
     slots: int = 8  # requests served at once; of `openai`, by each server
@@ -156,6 +160,10 @@ def _model(name: str, table: Any, folder: Path, faults: Faults) -> ModelConfig |
             faults.add(f"{where}.base_url: missing, expected {ADDRESS}, or base_urls, a list of such")
         one = values.pop("base_url", None)
         values["base_urls"] = (one,) if one else tuple(values.get("base_urls", ()))
+        omitted = values.pop("omit", [])
+        if both := [name for name in omitted if name in values.get("rename", {})]:
+            faults.add(f"{where}.omit: found {shown(both)}, which rename has too; expected one of the two")
+        values["rename"] = values.get("rename", {}) | dict.fromkeys(omitted)
         values.setdefault("slots", 16)  # a server for many users, not this machine's cores
     if backend == "jax":
         values.setdefault("slots", 32)  # a step of 32 slots takes little longer than one of 8

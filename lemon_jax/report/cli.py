@@ -12,10 +12,11 @@ from ..errors import LemonError
 from .comparison import OURS, check_method, comparison_lines
 from .export import FORMATS, export_human_eval, export_lm_eval
 from .html import write_page
-from .run_files import load_run
+from .run_files import load_run, plain
 from .table import WIDE, results_table
 
 HUB = "hub"
+_SHOWN_FAILURES = 10
 
 
 def add_parser(subparsers: argparse._SubParsersAction) -> None:
@@ -100,3 +101,19 @@ def print_results(
     console.print(results_table(summary, wide=console.width >= WIDE))
     for line in comparison_lines(executions, reference):
         console.print(Text(line), soft_wrap=True)
+
+
+def print_failures(executions: list[dict], again: str) -> None:
+    """Which tasks of an evaluation have no verdict, and why, on standard output; `again` asks them again."""
+    evaluated = [row for row in executions if row["phase"] == "eval"]
+    failed = [row for row in evaluated if row["infra_failed"]]
+    if not failed:
+        return
+    out = Console(highlight=False, soft_wrap=True)
+    head = f"INFRA_FAILED: {len(failed)} of {len(evaluated)} tasks, not counted as wrong"
+    out.print(Text(f"{head}; {again} asks them again", style="bold red"))
+    for row in failed[:_SHOWN_FAILURES]:
+        agent = next(a for a in row["agents"] if a["status"] == "INFRA_FAILED")
+        out.print(Text(f"  {plain(row['task'])}: {plain(agent['id'])}: {plain(agent['note'])}"))
+    if len(failed) > _SHOWN_FAILURES:
+        out.print(f"  and {len(failed) - _SHOWN_FAILURES} more in executions.jsonl")

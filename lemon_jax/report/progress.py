@@ -27,6 +27,7 @@ _FACTS: dict[str, tuple[str, Callable[[float], str]]] = {
     "invalid_rate": ("invalid", lambda v: f"{100 * v:.0f} %"),
     "cost_per_task": ("cost", lambda v: f"{v:,.0f}"),
     "worker_tokens": ("worker tokens", lambda v: f"{v:,.0f}"),
+    "infra_failed": ("failed on workers", lambda v: f"{v:,.0f}"),
     "loss": ("loss", lambda v: f"{v:.3f}"),
 }
 

@@ -11,16 +11,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-from rich.text import Text
-
 from lemon_jax.backends import WorkerPool, worker_config
 from lemon_jax.bench import PROTOCOLS, SOURCES, Dataset, Task, generate, load
 from lemon_jax.errors import LemonError
 from lemon_jax.extraction import read_answer
 from lemon_jax.report import RunProgress, write_report
-from lemon_jax.report.cli import print_results
-from lemon_jax.report.run_files import plain
+from lemon_jax.report.cli import print_failures, print_results
 from lemon_jax.report.table import SIMULATED_WARNING
 from lemon_jax.runtime import Caller, CallStore, Executor
 from lemon_jax.runtime.cli import read_spec
@@ -37,7 +33,6 @@ from lemon_jax.train.simulation import is_simulated, seal
 
 SAMPLE = "sample"
 _SAMPLE_TASKS, _SAMPLE_MOST = 64, 5000  # more would take long to make, and be much alike
-_SHOWN_FAILURES = 10
 # What must be equal for an evaluation to go on in the folder of an earlier one.
 _SAME = ("config", "data", "workers")
 
@@ -124,11 +119,10 @@ def _evaluate(args: argparse.Namespace, method: str, spec: Spec) -> int:
         summary, run = asyncio.run(_run(args, method, spec, dataset, tasks, pool, progress, grader))
     executions = run.read(EXECUTIONS)
     print_results(summary, executions)
-    failed = [row for row in executions if row["infra_failed"]]
-    _print_failures(failed, len(executions), run.path)
+    print_failures(executions, f"the same command with --out {run.path}")
     print(f"summary: {run.path / SUMMARY}")
     print(f"report:  {write_report(run.path)}")
-    return 1 if failed else 0
+    return 1 if any(row["infra_failed"] for row in executions) else 0
 
 
 async def _run(
@@ -270,17 +264,3 @@ def _open(out: Path, facts: dict[str, Any]) -> RunDir:
 
 def _default_out(bench: str, method: str) -> Path:
     return Path("runs") / f"eval-{bench}-{method}-{time.strftime('%Y%m%d-%H%M%S')}"
-
-
-def _print_failures(failed: list[dict[str, Any]], tasks: int, path: Path) -> None:
-    """The tasks without a verdict, and why."""
-    if not failed:
-        return
-    out = Console(highlight=False, soft_wrap=True)
-    head = f"INFRA_FAILED: {len(failed)} of {tasks} tasks, not counted as wrong"
-    out.print(Text(f"{head}; the same command with --out {path} asks them again", style="bold red"))
-    for row in failed[:_SHOWN_FAILURES]:
-        agent = next(a for a in row["agents"] if a["status"] == "INFRA_FAILED")
-        out.print(Text(f"  {plain(row['task'])}: {plain(agent['id'])}: {plain(agent['note'])}"))
-    if len(failed) > _SHOWN_FAILURES:
-        out.print(f"  and {len(failed) - _SHOWN_FAILURES} more in {EXECUTIONS}")

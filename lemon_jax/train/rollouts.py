@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from lemon_jax.bench import Task
+from lemon_jax.errors import LemonError
 from lemon_jax.orchestrator import Rollout
-from lemon_jax.runtime import CallStore, Executor
+from lemon_jax.runtime import CallStore, Executor, Status
 from lemon_jax.spec import Edit, Parsed, edges, parse
 from lemon_jax.train.config import RunConfig
 from lemon_jax.train.contrasts import (
@@ -156,6 +157,25 @@ async def run_step(
         rewards=rewards,
         resampled=resampled,
         contrasts=contrasts,
+    )
+
+
+class WorkersFailed(LemonError):
+    """Most executions of a step failed on their workers. The step is not done; a resumed run repeats it."""
+
+
+def workers_fault(outcome: StepOutcome, step: int, way_on: str) -> WorkersFailed | None:
+    """What to raise, before the step counts, where more than half of the specs that were executed failed:
+    what is left says little of the policy, and an update would use the step up."""
+    executed = [s.execution for s in outcome.scored if s.execution is not None]
+    failed = [execution for execution in executed if execution.infra_failed]
+    if 2 * len(failed) <= len(executed):
+        return None
+    agents = [agent for agent in failed[0].agents if agent.status is Status.INFRA_FAILED]
+    return WorkersFailed(
+        f"step {step}: workers failed in {len(failed)} of {len(executed)} executions, first with "
+        f"{agents[0].note!r} ({agents[0].capacity} capacity); nothing is learned from such a step: "
+        f"see to the workers, then continue with {way_on}"
     )
 
 

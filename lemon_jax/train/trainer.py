@@ -38,7 +38,15 @@ from lemon_jax.train.hosts import Hosts, Preempted, of_all
 from lemon_jax.train.losses import group_advantages, zero_std_fraction
 from lemon_jax.train.prices import policy_text, training_texts
 from lemon_jax.train.regret import Regret
-from lemon_jax.train.rollouts import StepOutcome, execution_rows, run_step, step_metrics, tasks_of_step
+from lemon_jax.train.rollouts import (
+    StepOutcome,
+    WorkersFailed,
+    execution_rows,
+    run_step,
+    step_metrics,
+    tasks_of_step,
+    workers_fault,
+)
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, TIMINGS, RunDir
 from lemon_jax.train.update import cast, init_state, update
 
@@ -155,6 +163,7 @@ class Trainer:
 
         Raises:
             LemonError: the loss of a step, which is named, is not finite.
+            WorkersFailed: most of a step failed on its workers; all before it is saved.
             Preempted: a host was told to stop; what the last whole step left is saved.
         """
         try:
@@ -168,8 +177,10 @@ class Trainer:
                     or self.steps_done == self.config.steps
                 ):
                     self._save()
-                progress.advance(1, **{name: metrics[name] for name in FACTS if name in metrics})
-        except Preempted:
+                facts = {name: metrics[name] for name in FACTS if name in metrics}
+                facts |= {"infra_failed": failed} if (failed := metrics["infra_failed"]) else {}
+                progress.advance(1, **facts)
+        except (Preempted, WorkersFailed):
             self._save()
             self._checkpoints.wait()
             raise
@@ -242,6 +253,8 @@ class Trainer:
         executed = await self._begun.executing
         if self.config.overlap:  # it may have ended beside the last update: a stop is not to wait for another
             await self.hosts.check()
+        if fault := workers_fault(executed.batch, step, f"--resume {self.run.path}"):
+            raise of_all(fault)  # every host has the same outcomes
         waiting = time.monotonic() - started - sampling
         self._begun = None
         outcome, group = executed.everything, self.config.group
@@ -278,8 +291,6 @@ class Trainer:
         edits = [(c.index, span, c.difference) for c, span in found if not c.gated]
         predicted, facts = self._predict(outcome, totals, step)
         edits += [(i, span, d) for i, edit, d in predicted if (span := span_of(i, edit)) is not None]
-        if all(masked):
-            edits = []  # contrasts are weighed against the step's tokens, and no token counts
         batch = make_batch(
             outcome.rollouts,
             group_advantages(totals, self.config.group, scale=self.config.update.advantage_scale),

@@ -28,7 +28,8 @@ class Handler(BaseHTTPRequestHandler):
     disable_nagle_algorithm = True  # head and body go out in two writes
 
     def do_GET(self):
-        self.reply((200, {"data": []}))  # the list of models, for whoever asks whether the server is there
+        # The list of models, for whoever asks whether the server is there.
+        self.reply((200, {"data": [{"id": name} for name in self.server.state.get("models", ())]}))
 
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))

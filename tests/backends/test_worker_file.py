@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
-from fault_server import serving
+from fault_server import chat, serving
 from test_download import Hub
 
 from lemon_jax.backends import (
@@ -157,6 +157,77 @@ def test_check_names_address_and_key(monkeypatch):
         run_pool(openai("http://127.0.0.1:9/v1", 'api_key_env = "LEMON_NO_SUCH_KEY"'), check)
     with serving(Hub, ranges=[], data=b"{}") as (url, _):
         run_pool(openai(url), check)
+
+
+def test_check_asks_once_for_a_model_that_is_not_listed():
+    async def check(pool):
+        await pool.check()
+
+    unknown = (404, {"error": {"message": "The model `x` does not exist."}})
+    with serving(steps=[unknown], models=["y", "z"]) as (url, state):
+        with pytest.raises(LemonError, match=r"^w\.toml: models\.m\.model: .* refuses x \(HTTP 404: .*y, z$"):
+            run_pool(openai(url + "/v1"), check)
+        assert len(state["bodies"]) == 1
+    for steps, models, asked in (
+        ([chat()], ["y"], 1),  # an alias
+        ([unknown], ["y", "x"], 0),
+        ([unknown], [], 0),
+    ):
+        with serving(steps=steps, models=models) as (url, state):
+            run_pool(openai(url + "/v1"), check)
+            assert len(state["bodies"]) == asked
+
+
+def test_requests_in_a_server_s_own_dialect():
+    request = Request(
+        model="m", messages=(Message(role="user", content="Hi"),), max_tokens=9, stop=("\n",), sample_index=1
+    )
+
+    async def ask(pool):
+        backend = pool.backend("m")
+        return [reply.text async for _, reply in backend.generate([request])], pool.identity("small")
+
+    gpt = 'rename = { max_tokens = "max_completion_tokens" }\nomit = ["temperature", "stop"]\n'
+    mistral = 'rename = { seed = "random_seed" }\n'
+    thinking = "extra_body = { chat_template_kwargs = { enable_thinking = false } }\n"
+    plain = {"model", "messages", "max_tokens", "temperature", "seed", "stop", "stream"}
+    identities = set()
+    with serving(steps=[chat("5")]) as (url, state):
+        for more, fields in (
+            ("", plain),
+            (gpt, plain - {"max_tokens", "temperature", "stop"} | {"max_completion_tokens"}),
+            (mistral, plain - {"seed"} | {"random_seed"}),
+            (thinking, plain | {"chat_template_kwargs"}),
+            (thinking + 'identity = "w"\n', plain | {"chat_template_kwargs"}),
+        ):
+            texts, identity = run_pool(openai(url + "/v1", more), ask)
+            assert texts == ["5"]
+            assert state["bodies"][-1].keys() == fields
+            identities.add(identity)
+    assert len(identities) == 5
+    assert f"openai:x@{url.removeprefix('http://')}" in identities  # nothing of it without these keys
+    assert state["bodies"][1]["max_completion_tokens"] == 9
+    assert state["bodies"][2]["random_seed"] == state["bodies"][0]["seed"]
+    assert state["bodies"][3]["chat_template_kwargs"] == {"enable_thinking": False}
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ('rename = { tokens = "max_tokens" }', "models.m.rename: found {'tokens': 'max_tokens'}, expected a"),
+        ('rename = { seed = "stop" }', "models.m.rename: found"),
+        ('rename = { seed = "s", stop = "s" }', "models.m.rename: found"),
+        ('omit = ["model"]', "models.m.omit: found ['model'], expected a list of max_tokens or"),
+        ('rename = { seed = "s" }\nomit = ["seed"]', "models.m.omit: found ['seed'], which rename has too"),
+        ("extra_body = { stream = true }", "models.m.extra_body: found something else, expected a table of"),
+        ("extra_body = { day = 2026-01-01 }", "models.m.extra_body: found something else"),
+        ("extra_body = { top_p = inf }", "models.m.extra_body: found something else"),
+    ],
+)
+def test_faults_of_a_dialect(line, expected):
+    with pytest.raises(LemonError) as e:
+        parse(openai("http://h/v1", line))
+    assert expected in str(e.value)
 
 
 def test_a_server_may_be_given_the_identity_of_its_weights():

@@ -38,10 +38,11 @@ def test_the_example_spec_is_canonical():
 def test_worker_examples_are_valid_and_every_key_is_described():
     text = read("workers.md")
     examples = blocks(text, "toml")
-    assert len(examples) == 3
+    assert len(examples) == 6
     for example in examples:
-        if "[models" not in example:  # one key of a model
-            example = f'[models.m]\nbackend = "openai"\nmodel = "m"\n{example}{CAPACITIES}'
+        if "[models" not in example:  # keys of a model
+            address = "" if "base_url" in example else 'base_url = "http://h/v1"\n'
+            example = f'[models.m]\nbackend = "openai"\nmodel = "m"\n{address}{example}{CAPACITIES}'
         parse_worker_file(example, source="docs/workers.md", folder=DOCS)
     kinds = ("openai", "embedded", "simulated", "capacity")
     assert all(f"`{key}`" in text for kind in kinds for key in _KEYS[kind])

@@ -14,6 +14,7 @@ import jax
 import pytest
 from experiment_helpers import ROOT, SECONDS, json_lines, run_main, run_script, start
 
+from lemon_jax.backends import Reply, ScriptedBackend
 from lemon_jax.report.run_files import load_run
 from lemon_jax.spec import baselines, dump
 from lemon_jax.train.config import RunConfig, UpdateConfig
@@ -187,6 +188,30 @@ def test_a_search_with_a_budget_of_its_own(policy_folder, tmp_path):
     assert [row["method"] for row in run.summary["eval"]] == ["lemon", "best_fixed"]
 
 
+def test_workers_that_fail_everywhere_are_told_of(policy_folder, tmp_path, capsys, monkeypatch):
+    """A step of theirs is not counted, and of an evaluation the exit code tells; both can be resumed."""
+
+    async def lost(self, request):
+        return Reply(text="", finish="error", error="HTTP 404: no such model")
+
+    run, evaluated = tmp_path / "run", tmp_path / "evaluated"
+    argv = ("--bench", "multiarith", "--policy", policy_folder, *SMALL, "--baselines", "cot")
+    with monkeypatch.context() as patch:
+        patch.setattr(ScriptedBackend, "_answer", lost)
+        assert run_main(*argv, "--steps", 1, "--out", run) == 2
+        says = capsys.readouterr().err.splitlines()[-1]
+        assert says.startswith("error: step 0: workers failed in ")
+        assert "HTTP 404: no such model" in says
+        assert says.endswith(f"--resume {run}")
+        assert run_main(*argv, "--steps", 0, "--out", evaluated) == 1
+        out = capsys.readouterr().out
+        assert "INFRA_FAILED: 6 of 6 tasks, not counted as wrong; --resume" in out
+        assert "HTTP 404: no such model" in out
+    for folder in (run, evaluated):
+        assert run_main("--resume", folder) == 0
+    assert "INFRA_FAILED" not in capsys.readouterr().out
+
+
 def test_without_counterfactuals_nothing_is_edited(policy_folder, tmp_path):
     run = run_bench("multiarith", policy_folder, tmp_path / "run", "--steps", 2, "--no-counterfactual")
     assert run.summary["train"]["counterfactual_executions"] == 0
@@ -210,7 +235,7 @@ def test_help_explains_every_flag_on_one_line_with_its_default(capsys, monkeypat
     flags += " best-fixed search-tokens seed out resume replay data tell-prices prices constrained"
     flags += " no-counterfactual fresh accept-isolation"
     flags += " allow-unsandboxed lora-rank lora-targets mesh accumulate remat compute-dtype checkpoint-dir"
-    flags += " distributed coordinator num-processes process-id"
+    flags += " grace distributed coordinator num-processes process-id"
     assert [line.split()[0] for line in lines] == [f"--{flag}" for flag in flags.split()]
     assert all(re.search(r"\S \(.+\)$", line) for line in lines)
 

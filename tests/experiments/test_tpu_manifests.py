@@ -8,6 +8,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -87,6 +88,7 @@ def test_hosts_chips_and_mesh_agree(jobset, parser):
         )
         done = subprocess.run(["sh", "-c", echo], capture_output=True, text=True, check=True)
         args = parser(arguments(done.stdout))
+        assert 20 < args.grace <= 0.9 * pod["terminationGracePeriodSeconds"]  # the rest is for saving
         assert (args.distributed, args.mesh, given in done.stdout) == (True, "fsdp=16", True)
 
 
@@ -100,15 +102,20 @@ def test_commands_of_the_readme_are_understood(parser):
         assert (ROOT / args.workers).exists()
 
 
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 def test_the_script_runs_the_same_command_on_all_hosts(tmp_path, parser):
     log = tmp_path / "log"
-    gcloud = tmp_path / "gcloud"
-    gcloud.write_text(
+    program(
+        tmp_path / "gcloud",
         f"#!{sys.executable}\nimport json, shutil, sys\n"
         f"print(json.dumps(sys.argv[1:]), file=open({str(log)!r}, 'a'))\n"
-        f"if 'scp' in sys.argv: shutil.copy(sys.argv[5], {str(tmp_path / 'sent.tar.gz')!r})\n"
+        f"if 'scp' in sys.argv: shutil.copy(sys.argv[5], {str(tmp_path / 'sent.tar.gz')!r})\n",
     )
-    gcloud.chmod(0o755)
     environ = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
     command = [str(TPU / "tpu_vm.sh"), "slice", "zone-a", *FLAGS]
     subprocess.run(command, env=environ, check=True, capture_output=True, cwd=tmp_path)
@@ -122,6 +129,38 @@ def test_the_script_runs_the_same_command_on_all_hosts(tmp_path, parser):
     assert subprocess.run(["bash", "-n", "-c", remote], check=False).returncode == 0
     assert arguments(remote) == ["--distributed", *FLAGS]
     assert parser(arguments(remote)).out == Path("runs/with space")
+
+    # On a host, with stand-ins for its Python, which is too old and has no uv, and for uv.
+    home = tmp_path / "home"
+    home.mkdir()
+    (tmp_path / "sent.tar.gz").rename(home / "lemon.tar.gz")
+    host = tmp_path / "host"
+    host.mkdir()
+    for name in ("bash", "sh", "mkdir", "tar", "gzip", "cp"):
+        (host / name).symlink_to(shutil.which(name))
+    uv = "#!/bin/sh\necho uv $* >> $HOME/log\n"
+    uv += "[ $1 != venv ] || { mkdir -p .venv/bin; cp $HOME/python .venv/bin/python; }\n"
+    program(home / "python", '#!/bin/sh\nprintf "%s\\n" "$@"\n')
+    program(tmp_path / "uv", uv)
+    pip = f"mkdir -p $HOME/.local/bin && cp {tmp_path}/uv $HOME/.local/bin/"
+    on_host = {"HOME": str(home), "PATH": str(host)}
+
+    def run_there():
+        return subprocess.run(
+            ["bash", "-c", remote], env=on_host, cwd=home, check=False, capture_output=True, text=True
+        )
+
+    program(host / "python3", "#!/bin/sh\nexit 1\n")
+    done = run_there()
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: cannot install uv")
+    program(host / "python3", f"#!/bin/sh\n{pip}\n")
+    for _ in range(2):  # again, as after a stop
+        done = run_there()
+        assert done.stdout.splitlines() == ["experiments/run.py", "--distributed", *FLAGS]
+    made, *installed = (home / "log").read_text().splitlines()
+    assert made == "uv venv --quiet --python 3.12 .venv"
+    assert installed == ["uv pip install --quiet --python .venv/bin/python -e .[tpu,gcs]"] * 2
 
 
 def test_the_script_explains_itself():

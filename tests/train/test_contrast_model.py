@@ -11,7 +11,6 @@ from test_trainer import CONFIG, _train
 
 from lemon_jax.spec import Agent, Spec, applicable, dump, parse
 from lemon_jax.train import contrast_model
-from lemon_jax.train import trainer as trainer_module
 from lemon_jax.train.contrast_model import (
     NOISE,
     PRIOR,
@@ -145,22 +144,6 @@ def test_edits_are_drawn_from_every_spec_before_a_second_of_one(tokenizer):
     assert predicted_edits(model, rollouts, FAMILIES, 0, random.Random(0)) == []
     counted = predicted_edits(model, rollouts, FAMILIES, 8, random.Random(0), masked={0})
     assert {i for i, _, _ in counted} == {1}
-
-
-def test_a_step_whose_executions_all_failed_learns_from_no_prediction(policy, tmp_path, monkeypatch):
-    """Its tokens, which contrasts are weighed against, do not count: the weight would be boundless."""
-
-    def one(model, rollouts, families, count, rng, executed, masked):
-        found = [(i, edit) for i in masked for edit in applicable(rollouts[i].parsed, families)]
-        return [(i, edit, 0.5) for i, edit in found[:count]]
-
-    monkeypatch.setattr(trainer_module, "predicted_edits", one)
-    config = replace(CONFIG, constrained=True, predicted_edits=2, steps=1)  # no spec is invalid
-    _train(policy, tmp_path / "run", config=config, failures=1.0)
-    (metrics,) = RunDir(tmp_path / "run").read(METRICS)
-    assert metrics["predicted_edits"] == 2
-    assert metrics["loss_cf"] == 0
-    assert metrics["grad_norm"] < 1
 
 
 def test_predicted_edits_are_learned_from_and_a_resumed_run_remembers(policy, tmp_path, monkeypatch):

@@ -13,13 +13,14 @@ import pytest
 from policy_helpers import TASKS, untrained, workers
 from test_trainer import CONFIG, Progress, _lines, _train, _trainer
 
-from lemon_jax.backends import ScriptedBackend
+from lemon_jax.backends import Reply, ScriptedBackend
 from lemon_jax.errors import LemonError
 from lemon_jax.model import params_sha256
 from lemon_jax.runtime import CallStore
 from lemon_jax.train import trainer as trainer_module
 from lemon_jax.train.ahead import pack, unpack
 from lemon_jax.train.hosts import Hosts, Preempted
+from lemon_jax.train.rollouts import WorkersFailed
 from lemon_jax.train.run_dir import METRICS
 
 OVERLAP = replace(CONFIG, overlap=True, steps=4)
@@ -120,6 +121,29 @@ def test_a_sigterm_keeps_the_specs_under_way(policy, straight, tmp_path):
             asyncio.run(trainer.train(Stop()))
         trainer.close()
     store.close()
+    digest, done = _train(policy, folder, config=config, resume=True)
+    assert done == 2
+    assert digest == straight[1]
+    assert _lines(folder)[1] == _lines(straight[0])[1]
+
+
+def test_an_outage_keeps_the_specs_under_way(policy, straight, tmp_path, monkeypatch):
+    folder, config = tmp_path / "run", replace(OVERLAP, checkpoint_every=9)
+    begin = trainer_module.Trainer._begin
+
+    async def lost(self, request):
+        return Reply(text="", finish="error", error="cannot connect: gone")
+
+    def begun(self, step):
+        if step == 2:
+            monkeypatch.setattr(ScriptedBackend, "_answer", lost)
+        return begin(self, step)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainer_module.Trainer, "_begin", begun)
+        with pytest.raises(WorkersFailed, match="step 2: "):
+            _train(policy, folder, config=config)
+    monkeypatch.undo()
     digest, done = _train(policy, folder, config=config, resume=True)
     assert done == 2
     assert digest == straight[1]

@@ -13,12 +13,14 @@ import pytest
 from flax import nnx
 from policy_helpers import TASKS, optax_promotion, workers
 
+from lemon_jax.backends import Reply, ScriptedBackend
 from lemon_jax.errors import LemonError
 from lemon_jax.model import params_sha256
 from lemon_jax.orchestrator import Orchestrator
 from lemon_jax.runtime import CallStore
 from lemon_jax.train.config import RunConfig, UpdateConfig
 from lemon_jax.train.hosts import is_of_all
+from lemon_jax.train.rollouts import WorkersFailed
 from lemon_jax.train.run_dir import EXECUTIONS, METRICS, TIMINGS, RunDir
 from lemon_jax.train.trainer import Trainer
 
@@ -159,15 +161,63 @@ def test_a_run_without_a_readable_checkpoint_starts_from_nothing_or_says_so(
         _train(policy, folder, config=never_saved, resume=True)
 
 
-def test_everything_failing_masks_every_execution_and_moves_nothing_by_it(policy, tmp_path):
-    """Only the invalid specs, which ask no worker, are left to learn from."""
+def test_a_step_that_workers_fail_is_no_step_and_is_repeated(policy, straight, tmp_path):
     folder = tmp_path / "run"
-    _train(policy, folder, config=replace(CONFIG, steps=1), failures=1.0)
-    (metrics,) = [json.loads(line) for line in (folder / METRICS).read_text().splitlines()]
-    assert metrics["frac_reward_zero_std"] == 1.0
-    assert metrics["loss_grpo"] == pytest.approx(0, abs=1e-6)
-    assert metrics["loss_cf"] == 0
-    assert metrics["accuracy"] is None
+    says = rf"step 0: workers failed in (\d) of \1 .* 'scripted failure' .* continue with --resume {folder}$"
+    with pytest.raises(WorkersFailed, match=says) as error:
+        _train(policy, folder, failures=1.0)
+    assert is_of_all(error.value)  # every process of a run has the same outcomes
+    assert not (folder / METRICS).exists()
+    assert not (folder / EXECUTIONS).exists()
+    digest, done = _train(policy, folder, resume=True)
+    assert done == 0
+    assert digest == straight[1]
+    assert _lines(folder) == _lines(straight[0])
+
+
+def test_rounds_that_workers_fail_are_no_step(policy, tmp_path):
+    with pytest.raises(WorkersFailed, match="step 0: workers failed"):
+        _train(policy, tmp_path / "run", config=replace(CONFIG, dynamic_sampling=1), failures=1.0)
+
+
+def test_an_outage_keeps_the_steps_before_it(policy, straight, tmp_path, monkeypatch):
+    """Whatever checkpoint_every says, and though a few calls of the step were answered."""
+    folder, late = tmp_path / "run", replace(CONFIG, checkpoint_every=9)
+
+    class Outage(Progress):
+        def advance(self, n=1, **facts):
+            super().advance(n, **facts)
+            if len(self.facts) == 2:
+                monkeypatch.setattr(ScriptedBackend, "_answer", lost)
+
+    async def lost(self, request):
+        return Reply(text="", finish="error", error="cannot connect: gone")
+
+    store = CallStore(None)
+    with workers(store) as (executor, _, _), optax_promotion():
+        trainer = _trainer(policy, folder, executor, store, late)
+        with pytest.raises(WorkersFailed, match=r"step 2: .*'cannot connect: gone'"):
+            asyncio.run(trainer.train(Outage()))
+        trainer.close()
+    store.close()
+    monkeypatch.undo()
+    digest, done = _train(policy, folder, config=late, resume=True)
+    assert done == 2
+    assert digest == straight[1]
+
+
+def test_a_few_failures_are_masked_and_shown(policy, tmp_path):
+    folder, progress = tmp_path / "run", Progress()
+    store = CallStore(None)
+    with workers(store, failures=0.1) as (executor, _, _), optax_promotion():
+        trainer = _trainer(policy, folder, executor, store)
+        asyncio.run(trainer.train(progress))
+        trainer.close()
+    store.close()
+    failed = [json.loads(line)["infra_failed"] for line in (folder / METRICS).read_text().splitlines()]
+    assert len(failed) == CONFIG.steps
+    assert any(failed)
+    assert [facts.get("infra_failed", 0) for facts in progress.facts] == failed
 
 
 def test_without_counterfactuals(policy, tmp_path):
