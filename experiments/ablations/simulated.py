@@ -124,6 +124,7 @@ def _work(queue: Any, args: argparse.Namespace, base: RunConfig) -> None:
     from lemon_jax.train.provenance import git_sha
 
     keep_float32()
+    code = git_sha()
     with compilation_cache_on_disk():
         lab = open_lab(base, args.policy, held_out=args.held_out, every=args.every, data=args.data)
         optimum = lab.optimum()
@@ -134,7 +135,7 @@ def _work(queue: Any, args: argparse.Namespace, base: RunConfig) -> None:
             config = config_of(arm, base, seed)
             with tempfile.TemporaryDirectory() as folder:
                 start = lab.start(ARMS[arm].get("policy"), seed)
-                facts = {"arm": arm, "optimum": optimum, "git_sha": git_sha()}
+                facts = {"arm": arm, "optimum": optimum, "git_sha": code}
                 curve = facts | run_arm(lab, config, start, Path(folder) / "run")
             replace_file(_file(args.out, arm, seed), json.dumps(curve) + "\n")
             last = curve["points"][-1]

@@ -47,7 +47,7 @@ _OVERLOADED = re.compile(
 _OVERLOAD_STATUSES = (429, 503, 529)
 OVERFLOW = "context overflow"  # the kind of fault of a prompt that does not fit
 # The beginnings of errors of a call that a server takes at no time, however well it is.
-REFUSED = re.compile("HTTP 4(?!08|29)|context overflow|content filter")
+REFUSED = re.compile(f"HTTP 4(?!08|29)|{OVERFLOW}|content filter")
 # What a request says of the reply that is wanted.
 PARAMETERS = ("max_tokens", "temperature", "seed", "stop")
 # A prompt shorter than this fits every server's default context, so it is never judged as cut.

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
 from lemon_jax.backends import Request
+from lemon_jax.backends.wire import OVERFLOW
 from lemon_jax.runtime.calls import Call, Caller
 from lemon_jax.runtime.execution import AgentRun, Execution, Status, Usage, call_cost
 from lemon_jax.runtime.prompts import Input, Problem, build_messages, fixed_prefix
@@ -171,7 +172,7 @@ class Executor:
         if call.reply.finish == "overflow":
             # Not the server's words, which no recording holds: a replay notes the same.
             size = f": a prompt of {call.prompt_tokens} tokens" if call.prompt_tokens else ""
-            note = f"context overflow{size}"
+            note = f"{OVERFLOW}{size}"
             return _Outcome(text="", answer=None, status=Status.EMPTY, note=note, overflow=True)
         if not text:
             return _Outcome(text="", answer=None, status=Status.EMPTY, note="the worker replied with nothing")
