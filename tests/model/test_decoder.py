@@ -9,7 +9,7 @@ import numpy as np
 import numpy_decoder
 import pytest
 from flax import nnx
-from model_helpers import TINY, full_logits, random_decoder
+from model_helpers import TINY, full_logits, plain_logits, random_decoder
 
 from lemon_jax.errors import LemonError
 from lemon_jax.model import (
@@ -20,6 +20,7 @@ from lemon_jax.model import (
     named_params,
     rope_positions,
 )
+from lemon_jax.model import decoder as decoder_module
 from lemon_jax.model.layout import window_mask
 
 QWEN_SHAPE = DecoderConfig(
@@ -44,6 +45,50 @@ def test_logits_equal_the_plain_numpy_decoder(config):
     actual = np.asarray(full_logits(decoder, tokens))
     assert np.ptp(expected) > 1  # a flat distribution would hide a wrong decoder
     np.testing.assert_allclose(actual, expected, atol=1e-4)
+
+
+BIASED = dataclasses.replace(QWEN_SHAPE, num_heads=4, num_kv_heads=2, head_dim=16)
+
+
+def _with_key_biases(scale: float) -> Decoder:
+    """As in Qwen2.5, whose keys have biases above 200 in single features."""
+    decoder = random_decoder(BIASED)
+    slow = np.array([5, 6, 7, 13, 14, 15])  # features whose angle hardly grows with the position
+    signs = np.random.default_rng(0).choice([-1, 1], len(slow))
+    large = jnp.zeros((BIASED.num_kv_heads, BIASED.head_dim)).at[:, slow].set(scale * signs)
+    for block in decoder.layers:
+        block.attention.k_bias[...] += large
+        block.attention.q_bias[...] += jnp.repeat(large / 100, 2, axis=0)
+    return decoder
+
+
+def test_large_biases_of_keys_cost_no_accuracy(monkeypatch):
+    decoder, tokens = _with_key_biases(400.0), np.random.default_rng(1).integers(0, BIASED.vocab_size, 9)
+    exact = numpy_decoder.logits(named_params(decoder), BIASED, tokens)
+
+    def error() -> float:
+        plain_logits.clear_cache()
+        return np.abs(np.asarray(full_logits(decoder, tokens)) - exact).max()
+
+    shifted = error()
+    monkeypatch.setattr(decoder_module, "nearer_zero", lambda k: k)
+    plain = error()
+    plain_logits.clear_cache()
+    assert np.ptp(exact) > 1
+    assert shifted < plain / 4
+
+
+def test_keys_nearer_zero_leave_the_gradient_as_it_is(monkeypatch):
+    decoder, tokens = _with_key_biases(1.0), jnp.arange(9) % BIASED.vocab_size
+    mixed = jnp.asarray(np.random.default_rng(2).normal(size=(9, BIASED.vocab_size)))
+
+    def gradient():
+        return jax.grad(lambda d: jnp.sum(plain_logits.__wrapped__(d, tokens) * mixed))(decoder)
+
+    shifted = gradient()
+    monkeypatch.setattr(decoder_module, "nearer_zero", lambda k: k)
+    for a, b in zip(jax.tree.leaves(shifted), jax.tree.leaves(gradient()), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-3, atol=1e-5 * max(1.0, np.abs(b).max()))
 
 
 def test_layout_of_the_docstring():
