@@ -1,5 +1,6 @@
 """The ablation's arms, and what its table makes of curves."""
 
+import itertools
 import json
 import math
 import subprocess
@@ -7,6 +8,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 FOLDER = Path(__file__).resolve().parents[2] / "experiments" / "ablations"
@@ -14,6 +16,7 @@ sys.path.insert(0, str(FOLDER))
 
 import arms  # noqa: E402
 import lab  # noqa: E402
+import landscape  # noqa: E402
 import simulated  # noqa: E402
 import table  # noqa: E402
 
@@ -162,3 +165,30 @@ def test_the_table_of_a_folder(tmp_path):
     full = [cell.strip() for cell in lines[2].split("|")]
     assert len(lines) == 4  # one version of the code: no note
     assert full[2:7] == ["100.0% ± 0.0%", "8.3% ± 0.0%", "200 (2 of 2)", "1.00 [1.00, 1.00] n 2", "11.1%"]
+
+
+def test_pairs_until_two_specs_are_told_apart():
+    better, worse = (
+        landscape.Worth(label=name, rewards=np.array([1.0, 0.6]) - less, right=np.array([0.9, 0.5]))
+        for name, less in (("better", 0.0), ("worse", 0.1))
+    )
+    pairs = worse.pairs(better)
+    # The mean difference of so many pairs, half of them of each task, lies two standard errors from 0.
+    rng, half = np.random.default_rng(0), round(pairs / 2)
+    assert pairs == pytest.approx(4 * 2 * (0.09 + 0.25) / 2 / 0.1**2)
+    wins = rng.random((2000, 2, 2, half)) < np.array([0.9, 0.5])[:, None]
+    means = np.diff(wins.mean(axis=(1, 3)), axis=1)  # of two specs that are right as often
+    assert 2 * means.std() == pytest.approx(0.1, rel=0.05)
+    assert better.pairs(better) == math.inf
+
+
+def test_one_agent_specs_are_ranked_by_their_expected_reward():
+    opened = lab.open_lab(lab.base_config("multiarith", 1), "small", held_out=2, every=1, data=None)
+    ranked = landscape.worths(opened)
+    assert len({worth.label for worth in ranked}) == len(ranked) == len(list(landscape.single_specs()))
+    assert all(a.rewards.mean() >= b.rewards.mean() for a, b in itertools.pairwise(ranked))
+    assert ranked[0].rewards.mean() <= opened.optimum() + 1e-9  # the search knows these specs too
+    shown = landscape.lines("multiarith", opened, 2)
+    assert len(shown) == 7
+    assert shown[4].startswith(f"| {ranked[0].label}")
+    assert shown[5].startswith(f"| {ranked[1].label}")
