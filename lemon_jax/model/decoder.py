@@ -118,7 +118,8 @@ class Attention(nnx.Module):
         q = constrain(q, "batch", "heads", "time", "head_dim")
         k, v = constrain(k, *KV_CACHE), constrain(v, *KV_CACHE)
 
-        near = nearer_zero(k) if self.qkv_bias else k
+        # For one token the whole cache would be copied.
+        near = nearer_zero(k) if self.qkv_bias and q.shape[2] > 1 else k
         mixed = attend(q, near, v, mask_BxTxS, divisor=self.score_divisor, causal=cache is None)
         return project(self, "o", jnp.swapaxes(mixed, 1, 2), inputs=2), (k, v)
 
