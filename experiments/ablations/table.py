@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-SHARE = 0.95  # of the optimum
+SHARE = 0.95  # of the optimum, unless --share says otherwise
 LASTING = 5  # valuations
 GRPO, FULL = "no-counterfactuals", "full"
 _MARKDOWN = "| {:24s} | {:>16s} | {:>16s} | {:>22s} | {:>18s} | {:>8s} |"
@@ -71,7 +71,7 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """Geometric mean over paired seeds of one arm's tokens to SHARE by another's, with its 95 % interval."""
+    """Geometric mean over paired seeds of one arm's tokens to a share by another's; its 95 % interval."""
 
     mean: float
     low: float
@@ -84,7 +84,7 @@ class Ratio:
         return f"{self.sign}{self.mean:.2f}{between} n {self.n}"
 
 
-def paired(curves: dict[int, Curve], others: dict[int, Curve]) -> Ratio | None:
+def paired(curves: dict[int, Curve], others: dict[int, Curve], share: float = SHARE) -> Ratio | None:
     """How many tokens `curves` need for each of `others`, seed by seed.
 
     A run that never came there counts with all its tokens, which it needs at least, and the ratio is marked
@@ -93,7 +93,7 @@ def paired(curves: dict[int, Curve], others: dict[int, Curve]) -> Ratio | None:
     """
     logs, bounds = [], []
     for seed in sorted(curves.keys() & others.keys()):
-        mine, theirs = tokens_to(curves[seed]), tokens_to(others[seed])
+        mine, theirs = tokens_to(curves[seed], share), tokens_to(others[seed], share)
         if 0 in (mine, theirs) or mine == theirs == math.inf:
             continue
         sign = "≥" if mine == math.inf else "≤" if theirs == math.inf else ""
@@ -109,14 +109,14 @@ def paired(curves: dict[int, Curve], others: dict[int, Curve]) -> Ratio | None:
     return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), len(logs), "".join(signs))
 
 
-def rows(arms: dict[str, dict[int, Curve]]) -> list[tuple[str, ...]]:
+def rows(arms: dict[str, dict[int, Curve]], share: float = SHARE) -> list[tuple[str, ...]]:
     out: list[tuple[str, ...]] = []
     for arm, curves in arms.items():
         end, end_half = interval([fraction(c, c["points"][-1]) for c in curves.values()])
         area, area_half = interval([average(c) for c in curves.values()])
-        reached = sorted(t for c in curves.values() if (t := tokens_to(c)) < math.inf)
+        reached = sorted(t for c in curves.values() if (t := tokens_to(c, share)) < math.inf)
         tokens = f"{np.median(reached):,.0f} ({len(reached)} of {len(curves)})" if reached else "never"
-        ratio = None if arm == GRPO else paired(curves, arms.get(GRPO, {}))
+        ratio = None if arm == GRPO else paired(curves, arms.get(GRPO, {}), share)
         extra = np.mean([c["points"][-1]["counterfactual_tokens"] / tokens_of(c) for c in curves.values()])
         out.append(
             (
@@ -135,7 +135,7 @@ def _plus_minus(mean: float, half: float) -> str:
     return f"{mean:.1%}" if math.isnan(half) else f"{mean:.1%} ± {half:.1%}"
 
 
-def chart(arms: dict[str, dict[int, Curve]], path: Path) -> None:
+def chart(arms: dict[str, dict[int, Curve]], path: Path, share: float = SHARE) -> None:
     """Regret against worker tokens: the mean over seeds, with its 95 % interval."""
     import matplotlib
 
@@ -151,7 +151,7 @@ def chart(arms: dict[str, dict[int, Curve]], path: Path) -> None:
     for axis, name in zip(axes.flat, names[1:], strict=False):
         for shown, colour in ((FULL, "#1f5fa8"), (name, "#c8501e")):
             _draw(axis, arms[shown], shown, colour)
-        axis.axhline(100 * (1 - SHARE), color="#999999", linewidth=0.8, linestyle=":")
+        axis.axhline(100 * (1 - share), color="#999999", linewidth=0.8, linestyle=":")
         axis.legend(frameon=False, fontsize=8)
         axis.set_ylim(0, 40)
     for axis in axes.flat[len(names) - 1 :]:
@@ -161,7 +161,7 @@ def chart(arms: dict[str, dict[int, Curve]], path: Path) -> None:
     for axis in axes[-1]:
         axis.set_xlabel("worker tokens, thousands", fontsize=9)
     figure.suptitle(
-        "Simulated workers: regret of the greedy policy on held-out tasks (dotted: 95 % of the optimum)"
+        f"Simulated workers: regret of the greedy policy on held-out tasks (dotted: {share:.0%} of optimum)"
     )
     figure.tight_layout()
     figure.savefig(path, dpi=110)
@@ -193,21 +193,33 @@ def main() -> int:
     )
     parser.add_argument("folder", type=Path, help="of simulated.py's curves")
     parser.add_argument("--chart", type=Path, metavar="FILE.png", help="write the curves there (no chart)")
+    parser.add_argument(
+        "--share", type=float, default=SHARE, metavar="X", help=f"of the optimum, to be reached ({SHARE})"
+    )
     args = parser.parse_args()
+    if not 0 < args.share < 1:
+        parser.error("--share is between 0 and 1")
     arms = read(args.folder)
     if not arms:
         print(f"error: {args.folder}: no curves; simulated.py writes them", file=sys.stderr)
         return 2
-    titles = ("arm", "end, of optimum", "mean regret", "tokens to 95 %", "ratio to GRPO", "contrasts")
+    titles = (
+        "arm",
+        "end, of optimum",
+        "mean regret",
+        f"tokens to {args.share:.0%}",
+        "ratio to GRPO",
+        "contrasts",
+    )
     print(_MARKDOWN.format(*titles))
     print("|---" * len(titles) + "|")
-    for row in rows(arms):
+    for row in rows(arms, args.share):
         print(_MARKDOWN.format(*row))
     versions = sorted({str(c.get("git_sha")) for curves in arms.values() for c in curves.values()})
     if len(versions) > 1:
         print(f"note: the curves are from {len(versions)} versions of the code: {', '.join(versions)}")
     if args.chart:
-        chart(arms, args.chart)
+        chart(arms, args.chart, args.share)
         print(f"chart: {args.chart}")
     return 0
 

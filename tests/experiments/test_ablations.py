@@ -167,6 +167,19 @@ def test_the_table_of_a_folder(tmp_path):
     assert full[2:7] == ["100.0% ± 0.0%", "8.3% ± 0.0%", "200 (2 of 2)", "1.00 [1.00, 1.00] n 2", "11.1%"]
 
 
+def test_the_table_at_another_share(tmp_path, monkeypatch, capsys):
+    for arm, values in (("full", [1.0] + [1.8] * 6), ("no-counterfactuals", [1.0, 1.0] + [1.8] * 6)):
+        (tmp_path / f"{arm}-s0.json").write_text(json.dumps(curve(values, arm=arm)))
+    monkeypatch.setattr(sys, "argv", ["table.py", str(tmp_path), "--share", "0.85"])
+    assert table.main() == 0
+    title, _, full, grpo = capsys.readouterr().out.splitlines()
+    assert "tokens to 85%" in title
+    assert ("100 (1 of 1)" in full, "0.50 n 1" in full, "200 (1 of 1)" in grpo) == (True, True, True)
+    monkeypatch.setattr(sys, "argv", ["table.py", str(tmp_path)])
+    table.main()
+    assert capsys.readouterr().out.count("never") == 2
+
+
 def test_pairs_until_two_specs_are_told_apart():
     better, worse = (
         landscape.Worth(label=name, rewards=np.array([1.0, 0.6]) - less, right=np.array([0.9, 0.5]))
