@@ -4,9 +4,10 @@
     python experiments/run.py --replay checkpoints/multiarith
 
 Written are the run's manifest, metrics and summary, the specs of its executions with what came of them, its
-worker calls, and the trained policy in bfloat16. Calls hold keys (hashes) and replies, not the text of a task
-(a coder's reply may repeat the head of its function). Calls of an earlier export that this run did not ask for go to checkpoints/recordings, where they still
-serve other runs of the bench; no call is stored twice.
+worker calls, and the trained policy in bfloat16. Calls hold keys (hashes) and replies, not the text of a
+task, of which a coder's reply may repeat the function's head. Calls of an earlier export that this run did
+not ask for go to checkpoints/recordings, where they still serve other runs of the bench; no call is stored
+twice.
 """
 
 from __future__ import annotations
