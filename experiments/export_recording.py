@@ -2,8 +2,8 @@
 
     python experiments/export_recording.py runs/multiarith-default-s0-... --bench multiarith
 
-A recording holds keys (hashes) and replies, not the text of a task, of which a coder's reply may repeat the
-function's head. Calls already recorded are kept.
+A recording holds keys (hashes) and replies, not the text of a task, of which a coder's reply often repeats
+signature, docstring and examples. Calls already recorded are kept.
 """
 
 from __future__ import annotations

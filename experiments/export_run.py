@@ -5,9 +5,9 @@
 
 Written are the run's manifest, metrics and summary, the specs of its executions with what came of them, its
 worker calls, and the trained policy in bfloat16. Calls hold keys (hashes) and replies, not the text of a
-task, of which a coder's reply may repeat the function's head. Calls of an earlier export that this run did
-not ask for go to checkpoints/recordings, where they still serve other runs of the bench; no call is stored
-twice.
+task, of which a coder's reply often repeats signature, docstring and examples. Calls of an earlier export
+that this run did not ask for go to checkpoints/recordings, where they still serve other runs of the bench;
+no call is stored twice.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What there is to learn on simulated workers: what one-agent specs are worth, and what the best specs are.
+"""What there is to learn on simulated workers: what one-agent specs are worth; how large the best are.
 
 python experiments/ablations/landscape.py --benches multiarith,gsm8k
 
-A policy that writes one spec for every task sits on one of these values, and the curves of simulated.py show
-them as plateaus. The last column says how much luck hides: pairs of executions of the same tasks, one of this
-spec and one of the best of one agent, until the difference of their mean rewards is twice its standard error.
-No language model answers: nothing here is a result of a benchmark.
+A policy that writes the same one-agent spec for every task sits on one of these values, and the curves of
+simulated.py show them as plateaus. The last column says how much luck hides: pairs of executions of the same
+tasks, one of this spec and one of the best of one agent, until the difference of their mean rewards is twice
+its standard error. No language model answers: nothing here is a result of a benchmark.
 """
 
 from __future__ import annotations
@@ -74,6 +74,8 @@ def main() -> int:
     add("--top", type=int, default=6, metavar="N", help="specs of one agent to show (6)")
     add("--data", type=Path, metavar="DIR", help="folder of benchmark files (LEMON_DATA, cache, download)")
     args = parser.parse_args()
+    if min(args.held_out, args.top) < 1:
+        parser.error("--held-out and --top are at least 1")
     try:
         for bench in args.benches.split(","):
             lab = open_lab(base_config(bench, 1), "small", held_out=args.held_out, every=1, data=args.data)

@@ -46,9 +46,10 @@ def write_slots(cache_BxKxSxE: Array, new_BxKxTxE: Array, index: Array | int) ->
 
 
 def nearer_zero(k_BxKxSxE: Array) -> Array:
-    """The keys less that of slot 0. All scores of a query move by the same, which softmax takes away (as with
-    the mean of the keys in SageAttention, Zhang et al. 2024, arXiv 2410.02367), but they round less: the
-    keys of Qwen2.5 have biases above 200, and of scores in the thousands fp32 keeps three decimals."""
+    """The keys less that of slot 0. All scores of a query move by the same, which softmax takes away, and so
+    every gradient of that key (SageAttention subtracts the mean: Zhang et al. 2024, arXiv 2410.02367).
+    Scores are rounded less where keys share large features: the biases of Qwen2.5's keys exceed 200, and an
+    fp32 score in the thousands is exact to 3e-4 only."""
     return k_BxKxSxE - jax.lax.stop_gradient(k_BxKxSxE[:, :, :1])
 
 
@@ -118,8 +119,9 @@ class Attention(nnx.Module):
         q = constrain(q, "batch", "heads", "time", "head_dim")
         k, v = constrain(k, *KV_CACHE), constrain(v, *KV_CACHE)
 
-        # For one token the whole cache would be copied.
-        near = nearer_zero(k) if self.qkv_bias and q.shape[2] > 1 else k
+        # Not in bfloat16, whose keys are rounded already, nor of a cache, which every step would copy.
+        shifted = self.qkv_bias and cache is None and k.dtype == jnp.float32
+        near = nearer_zero(k) if shifted else k
         mixed = attend(q, near, v, mask_BxTxS, divisor=self.score_divisor, causal=cache is None)
         return project(self, "o", jnp.swapaxes(mixed, 1, 2), inputs=2), (k, v)
 
