@@ -33,10 +33,10 @@ _PLAN_FIRST = "Write the steps of the algorithm as comments, then the code of ea
 def baselines(capacity: str = "medium", *, seed: int = 0, family: Family = "math") -> dict[str, Spec]:
     """Name to spec, in the order of the results table; `seed` draws the graph of "random".
 
-    vanilla: one agent answers at once. cot: one reasons step by step. sc: five samples of cot and a
-    majority vote (self-consistency). chain: solver, inspector, solver, each reading the one before.
-    star: a centre that reads three solvers. tree: four solvers, two inspectors that read two each,
-    and a root that reads both. complete: three agents, each reading all before it. random: see
+    vanilla: one agent answers at once. cot: one reasons step by step. sc: five samples of cot (for code:
+    of vanilla) and a majority vote (self-consistency). chain: solver, inspector, solver, each reading the
+    one before. star: a centre that reads three solvers. tree: four solvers, two inspectors that read two
+    each, and a root that reads both. complete: three agents, each reading all before it. random: see
     `_random`. debate, debate3: see `_debate`.
     """
     direct, solver, inspector = _CAST[family]
